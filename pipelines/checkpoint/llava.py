@@ -1,7 +1,7 @@
-"""LLaVA folders: a CLIP encoder, a projector and a Llama in one Hugging Face folder, read part by part.
+"""LLaVA folders: a CLIP encoder, a projector and a Llama or Mistral in one Hugging Face folder, read part by part.
 
-Source: Transformers 5.14 `LlavaConfig`, `CLIPVisionConfig`, `LlamaConfig`, and their defaults, on which the folders of
-LLaVA 1.5 rely for all of Llama's sizes.
+Source: Transformers 5.14 `LlavaConfig`, `LlavaNextConfig` (LLaVA 1.6), `CLIPVisionConfig`, `LlamaConfig`,
+`MistralConfig`, and their defaults, on which the folders rely for sizes of the language model.
 """
 
 from __future__ import annotations
@@ -11,16 +11,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelines.checkpoint.pictures import Tiling
 from pipelines.domain.errors import ConfigNumbers, UserError, shown
 from pipelines.host.files import parse_json, small_text
 
-ARCHITECTURE = "LlavaForConditionalGeneration"
+ARCHITECTURE, TILED = "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration"
+"""LLaVA 1.5 and 1.6."""
+GRIDS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+"""Of a LLaVA 1.6 whose config.json names none: what is equal to the default is not written there."""
+NEWLINE = "image_newline"
+MOST_TOKENS = 4096
+"""Visual tokens of a picture: places of a row in `pipelines.engines.pictures`."""
 
 _LLAMA = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
     "num_attention_heads": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "bos_token_id": 1,
     "eos_token_id": 2,
 }  # fmt: skip
+_MISTRAL = _LLAMA | {
+    "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096,
+}  # fmt: skip
+_LANGUAGES = {"llama": ("LlamaForCausalLM", _LLAMA), "mistral": ("MistralForCausalLM", _MISTRAL)}
 _CLIP = {
     "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
     "num_channels": 3, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
@@ -30,28 +41,29 @@ ACTIVATIONS = ("gelu", "quick_gelu")
 
 def is_llava(config: Mapping[str, Any]) -> bool:
     """Return whether a config.json is of a whole LLaVA."""
-    return config.get("architectures") == [ARCHITECTURE]
+    return config.get("architectures") in ([ARCHITECTURE], [TILED])
 
 
 def language_config(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Return config.json of the language model alone.
 
     Raises:
-        UserError: it is no Llama, or its weights are quantized.
+        UserError: it is no Llama or Mistral, or its weights are quantized.
     """
     text = config.get("text_config")
-    if not isinstance(text, Mapping) or text.get("model_type", "llama") != "llama":
-        kind = text.get("model_type") if isinstance(text, Mapping) else None
+    kind = text.get("model_type", "llama") if isinstance(text, Mapping) else None
+    if not isinstance(text, Mapping) or kind not in _LANGUAGES:
         raise UserError(
-            f"{source} names {ARCHITECTURE} with a language model of type {shown(kind)}.",
-            allowed="Built is LLaVA with a Llama.",
+            f"{source} names {config['architectures'][0]} with a language model of type {shown(kind)}.",
+            allowed="Built is LLaVA with a Llama or Mistral.",
         )
+    architecture, defaults = _LANGUAGES[str(kind)]
     if config.get("quantization_config") or text.get("quantization_config"):
         raise UserError(f"{source} is of a quantized LLaVA.", todo="Give the folder in 16 bit, and quant=...")
     dtype = next((each[key] for each in (text, config) for key in ("dtype", "torch_dtype") if each.get(key)), None)
     own = {key: value for key, value in text.items() if key not in ("_name_or_path", "torch_dtype")}
-    named = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **({"dtype": dtype} if dtype else {})}
-    return {**_LLAMA, **own, **named}
+    named = {"architectures": [architecture], "model_type": kind, **({"dtype": dtype} if dtype else {})}
+    return {**defaults, **own, **named}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,7 @@ class VisionShape:
         epsilon: of its norms.
         keeps_class: whether the class token is a feature too.
         output_size: width of the language model.
+        grids: of tiles, (height, width) in pixels; none in LLaVA 1.5.
     """
 
     image_size: int
@@ -83,11 +96,17 @@ class VisionShape:
     epsilon: float
     keeps_class: bool
     output_size: int
+    grids: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def tiling(self) -> Tiling:
+        """How pictures are cut for the encoder."""
+        return Tiling(self.image_size, (self.image_size // self.patch_size) ** 2 + self.keeps_class, self.grids)
 
     @property
     def visual_tokens(self) -> int:
-        """Features of one picture: positions that it takes in a prompt."""
-        return (self.image_size // self.patch_size) ** 2 + self.keeps_class
+        """Features of one picture: positions that it takes in a prompt, at most."""
+        return self.tiling.most_tokens
 
     @property
     def weight_bytes(self) -> int:
@@ -100,7 +119,8 @@ class VisionShape:
     def activation_bytes(self, pictures: int) -> int:
         """Return the bytes of a layer's outputs and attention scores in 16 bit, of so many pictures at a time."""
         patches = (self.image_size // self.patch_size) ** 2 + 1
-        return 2 * pictures * patches * (7 * self.hidden_size + self.intermediate_size + self.heads * patches)
+        tiles = pictures * self.tiling.most_tiles
+        return 2 * tiles * patches * (7 * self.hidden_size + self.intermediate_size + self.heads * patches)
 
     @classmethod
     def read(cls, folder: Path) -> VisionShape:
@@ -128,8 +148,7 @@ class VisionShape:
         if not is_llava(config) or not isinstance(vision, Mapping):
             raise UserError(
                 f"{source} names the architectures {shown(config.get('architectures'))}.",
-                allowed=f"Built is {ARCHITECTURE} with a vision_config: LLaVA 1.5, one size of each picture. The"
-                " tiles of LLaVA 1.6 (llava_next) are not.",
+                allowed=f"Built are {ARCHITECTURE} and {TILED} (LLaVA 1.5 and 1.6) with a vision_config.",
             )
         read = ConfigNumbers({**_CLIP, **vision}, source)
         _check_kinds(read, config, vision)
@@ -149,11 +168,32 @@ class VisionShape:
             epsilon=float(read.config["layer_norm_eps"]),
             keeps_class=config.get("vision_feature_select_strategy") == "full",
             output_size=int(language_config(config, source)["hidden_size"]),
+            grids=_grids(read, config),
         )
         if read.fine and (shape.hidden_size % shape.heads or shape.image_size % shape.patch_size):
             read.fault("has a vision_config whose heads or patches do not divide its width or image_size.")
+        if read.fine and shape.visual_tokens > MOST_TOKENS:
+            read.fault(f"gives up to {shape.visual_tokens:,} visual tokens for a picture.", f"At most {MOST_TOKENS:,}.")
         read.refuse()
         return shape
+
+
+def _grids(read: ConfigNumbers, config: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Return the grids of tiles of a LLaVA 1.6, and note what is wrong with them."""
+    if config["architectures"] != [TILED]:
+        return ()
+    named, side = config.get("image_grid_pinpoints"), read.size("image_size")
+    start, grids = "has image_grid_pinpoints=", named
+    if named is None:
+        start, grids = "has no image_grid_pinpoints, so that they are ", GRIDS
+    allowed = f"They must be a list of [height, width], multiples of its image_size, {side}."
+    if not isinstance(grids, list) or not grids or not all(isinstance(grid, list) and len(grid) == 2 for grid in grids):
+        read.fault(f"{start}{shown(grids)}.", allowed)
+        return ()
+    wrong = [grid for grid in grids if not all(type(each) is int and each > 0 and each % side == 0 for each in grid)]
+    for grid in wrong[:1]:
+        read.fault(f"{start}{shown(grids)}: {shown(grid)} is not cut into whole tiles.", allowed)
+    return () if wrong else tuple((height, width) for height, width in grids)
 
 
 def _check_kinds(read: ConfigNumbers, config: Mapping[str, Any], vision: Mapping[str, Any]) -> None:
@@ -161,6 +201,8 @@ def _check_kinds(read: ConfigNumbers, config: Mapping[str, Any], vision: Mapping
         read.fault(f"has an encoder of type {shown(kind)}.", "Built is clip_vision_model.")
     if (picked := config.get("vision_feature_select_strategy", "default")) not in ("default", "full"):
         read.fault(f"has vision_feature_select_strategy={shown(picked)}.", "It must be default or full.")
+    if picked == "full" and config["architectures"] == [TILED]:
+        read.fault("has vision_feature_select_strategy='full' with tiles, of which a class token is no part.")
     for name, act in (
         ("hidden_act", read.config["hidden_act"]),
         ("projector_hidden_act", config.get("projector_hidden_act", "gelu")),
@@ -184,6 +226,6 @@ def language_name(name: str) -> str | None:
 
 
 def vision_name(name: str) -> str | None:
-    """Return a tensor's name as `vision_tower.encoder...` or `multi_modal_projector...`; None for another's."""
+    """Return a tensor's name as `vision_tower...`, `multi_modal_projector...`, `image_newline`; None for another's."""
     own = name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.")
-    return own if own.startswith(("vision_tower.", "multi_modal_projector.")) else None
+    return own if own.startswith(("vision_tower.", "multi_modal_projector.", NEWLINE)) else None

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,78 @@ class BadPictureError(Exception):
     """A picture cannot be used; the message names it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a picture becomes tiles, and their features its visual tokens.
+
+    LLaVA 1.5 has one tile, the middle of the picture. LLaVA 1.6 has the whole picture as its first tile, and then the
+    picture on the best of some grids, with black borders. Visual tokens are the features of the first tile and, row by
+    row of the grid without its borders, those of the others, each row ended by the model's `image_newline`. Source:
+    Transformers 5.14 `select_best_resolution`, `unpad_image`, `LlavaNextModel.pack_image_features`.
+
+    Attributes:
+        side: height and width of a tile, pixels.
+        features: of a tile; a square number where there are grids.
+        grids: (height, width), pixels, multiples of `side`; none in LLaVA 1.5.
+    """
+
+    side: int
+    features: int
+    grids: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any]) -> Tiling:
+        """Read it from the config.json of an encoder's engine."""
+        grids = tuple((height, width) for height, width in described.get("image_grid_pinpoints", ()))
+        return cls(described["image_size"], described.get("tile_features", described["visual_tokens"]), grids)
+
+    @property
+    def most_tiles(self) -> int:
+        """Tiles of one picture, at most."""
+        return max((self.tiles(*grid) for grid in self.grids), default=1)
+
+    @property
+    def most_tokens(self) -> int:
+        """Visual tokens of one picture, at most: it fills its grid."""
+        return max((len(self.rows(*grid)) for grid in self.grids), default=self.features)
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Return the grid that shows most of a picture's pixels; of several, the smallest; of these, the first."""
+
+        def key(grid: tuple[int, int]) -> tuple[int, int]:
+            scale = min(grid[1] / width, grid[0] / height)
+            seen = min(int(width * scale) * int(height * scale), width * height)
+            return seen, -grid[0] * grid[1]
+
+        return max(self.grids, key=key)
+
+    def tiles(self, height: int, width: int) -> int:
+        """Return the number of tiles of a picture of this size in pixels."""
+        return 1 + math.prod(self.grid(height, width)) // self.side**2 if self.grids else 1
+
+    def rows(self, height: int, width: int, newline: int = -1) -> Array:
+        """Return a picture's visual tokens as places among the features of its tiles, i64.
+
+        Args:
+            height: of the picture, pixels.
+            width: likewise.
+            newline: place of `image_newline`.
+        """
+        first = np.arange(self.features)
+        if not self.grids:
+            return first
+        side, tiles = math.isqrt(self.features), [pixels // self.side for pixels in self.grid(height, width)]
+        high, wide = (side * count for count in tiles)
+        places = self.features + np.arange(high * wide).reshape(*tiles, side, side).swapaxes(1, 2).reshape(high, wide)
+        top = left = 0
+        if width / height > wide / high:
+            top = (high - int(round(height * (wide / width), 7))) // 2
+        else:
+            left = (wide - int(round(width * (high / height), 7))) // 2
+        kept = places[top : high - top, left : wide - left]
+        return np.concatenate([first, np.pad(kept, ((0, 0), (0, 1)), constant_values=newline).ravel()])
+
+
 class Pictures:
     """How the encoder of a repository takes pictures."""
 
@@ -40,13 +114,13 @@ class Pictures:
             most: pictures of one request.
         """
         raw = json.loads((encoder / "config.json").read_text(encoding="utf-8"))
-        self._size, self._tokens, self.token = raw["image_size"], raw["visual_tokens"], raw["image_token_id"]
+        self._tiling, self.token = Tiling.of(raw), raw["image_token_id"]
         self._mean, self._std = (np.array(raw[name], dtype=np.float32) for name in ("image_mean", "image_std"))
         model = json.loads((engine / "config.json").read_text(encoding="utf-8"))
         self._vocab_size, self._most = int(model["pretrained_config"]["vocab_size"]), most
 
     def prepare(self, images: Array | Sequence[Array]) -> Array:
-        """Return [pictures, 3, side, side], float16, of pictures uint8 [height, width, 3].
+        """Return the tiles of all pictures [tiles, 3, side, side], float16, of pictures uint8 [height, width, 3].
 
         Raises:
             BadPictureError: one is no picture or too large, or there are too many.
@@ -61,7 +135,8 @@ class Pictures:
         self.check_count(len(images))
         for image in images:
             _check_size(*image.shape[:2])
-        return np.stack([resized(image, self._size, self._mean, self._std) for image in images]).astype(np.float16)
+        tiles = [tiles_of(image, self._tiling, self._mean, self._std) for image in images]
+        return np.concatenate(tiles).astype(np.float16)
 
     def check_count(self, pictures: int) -> None:
         """Refuse more pictures than a request may have.
@@ -75,38 +150,72 @@ class Pictures:
                 " (multimodal.images_per_request, max_num_images)."
             )
 
-    def places(self, ids: Sequence[int], pictures: int) -> list[int]:
-        """Return a prompt with the rows of the pictures' features where it has their tokens."""
+    def check_places(self, ids: Sequence[int], pictures: int) -> None:
+        """Refuse a prompt that has more or fewer places than pictures.
+
+        Raises:
+            BadPictureError: it has.
+        """
         marks = sum(token == self.token for token in ids)
         if marks != pictures:
             raise BadPictureError(
                 f"Pictures sent: {pictures}; places for them (<image>) in the prompt: {marks}. Each picture needs one."
             )
-        placed, row = list[int](), self._vocab_size
+
+    def places(self, ids: Sequence[int], sizes: Sequence[tuple[int, int]]) -> list[int]:
+        """Return a prompt with the rows of the pictures' features where it has their tokens.
+
+        Args:
+            ids: of the prompt.
+            sizes: height and width of each picture.
+
+        Raises:
+            BadPictureError: the prompt has more or fewer places than pictures.
+        """
+        self.check_places(ids, len(sizes))
+        features = self._tiling.features
+        each, last = iter(sizes), features * sum(self._tiling.tiles(*size) for size in sizes)  # `image_newline`
+        placed, start = list[int](), 0
         for token in ids:
             if token == self.token:
-                placed += range(row, row + self._tokens)
-                row += self._tokens
+                size = next(each)
+                placed += (self._vocab_size + start + self._tiling.rows(*size, last - start)).tolist()
+                start += features * self._tiling.tiles(*size)
             else:
                 placed.append(token)
         return placed
 
 
-def resized(image: Array, side: int, mean: Array, std: Array) -> Array:
-    """Return float32 [3, side, side] of a picture uint8 [height, width, 3], as CLIPImageProcessor of Transformers does.
+def tiles_of(image: Array, tiling: Tiling, mean: Array, std: Array) -> Array:
+    """Return float32 [tiles, 3, side, side] of a picture uint8 [height, width, 3], as Transformers' processors do.
 
-    The shorter side is resized bicubically, the middle cut, and each colour normalized.
+    Without grids, CLIPImageProcessor: the shorter side is resized, and the middle cut. With grids,
+    LlavaNextImageProcessor; see `Tiling`. Resizing is bicubic; each colour is normalized.
     """
+    side, (height, width) = tiling.side, image.shape[:2]
+    if not tiling.grids:
+        short = min(height, width)
+        whole = _resized(image, side * height // short, side * width // short)
+        top, left = (whole.shape[0] - side) // 2, (whole.shape[1] - side) // 2
+        cut = whole[None, top : top + side, left : left + side]
+    else:
+        high, wide = tiling.grid(height, width)
+        tall, broad = high, min(math.ceil(width * (high / height)), wide)
+        if wide / width < high / height:
+            tall, broad = min(math.ceil(height * (wide / width)), high), wide
+        canvas = np.zeros((high, wide, COLOURS), np.uint8)
+        top, left = (high - tall) // 2, (wide - broad) // 2
+        canvas[top : top + tall, left : left + broad] = _resized(image, tall, broad)
+        cut = canvas.reshape(high // side, side, wide // side, side, COLOURS).swapaxes(1, 2)
+        cut = np.concatenate([_resized(image, side, side)[None], cut.reshape(-1, side, side, COLOURS)])
+    normalized: Array = ((cut.astype(np.float32) / 255 - mean) / std).transpose(0, 3, 1, 2)
+    return normalized
+
+
+def _resized(image: Array, height: int, width: int) -> Array:
     from PIL import Image  # only where there are pictures
 
-    height, width = image.shape[:2]
-    short = min(height, width)
-    size = side * width // short, side * height // short
-    whole = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BICUBIC))
-    top, left = (whole.shape[0] - side) // 2, (whole.shape[1] - side) // 2
-    cut = whole[top : top + side, left : left + side].astype(np.float32)
-    normalized: Array = ((cut / 255 - mean) / std).transpose(2, 0, 1)
-    return normalized
+    return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
 
 
 def decode(content: bytes) -> Array:

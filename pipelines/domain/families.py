@@ -238,7 +238,7 @@ _ROWS = (
         modelopt_type="llama",
         cpu_engine=True,
         attention_bias=False,
-        features=frozenset({"llm_api", "swiglu", "lookahead", "edge"}),
+        features=frozenset({"llm_api", "swiglu", "lookahead", "llava", "edge"}),
         defaults=_ALL | {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
     ),
     Family(

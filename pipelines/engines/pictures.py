@@ -2,7 +2,7 @@
 
 A picture's place in a prompt is one token, `<image>`. In its stead come as many ids as the encoder has features, far
 above any vocabulary and made of the content of the picture, so that prompts are equal only if their pictures are.
-Standard library only: an engine with an encoder turns the ids into rows of its prompt table.
+An engine with an encoder turns the ids into rows of its prompt table.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from pipelines.checkpoint.pictures import Tiling, decode
 from pipelines.domain.errors import UserError
 from pipelines.host.files import parse_json, small_text
 
@@ -24,10 +25,11 @@ class ScoredPictures:
     """The pictures of a task, by the ids that stand for them."""
 
     def __init__(self, encoder: Path) -> None:
-        """Read how many features a picture has, and which token stands for it."""
+        """Read how a picture becomes features, and which token stands for it."""
         self.encoder = encoder
         config = parse_json(small_text(encoder / "config.json"))
-        self.tokens, self._token = int(config["visual_tokens"]), int(config["image_token_id"])
+        self._tiling, self._token = Tiling.of(config), int(config["image_token_id"])
+        self.tokens = self._tiling.most_tokens
         self._images: dict[int, bytes] = {}
 
     def placed(self, ids: Iterable[int], image: bytes) -> list[int]:
@@ -44,8 +46,9 @@ class ScoredPictures:
             )
         key = int.from_bytes(hashlib.sha256(image).digest()[:6], "big")
         self._images[key] = image
-        at, first = ids.index(self._token), MARK | key << ROW_BITS
-        return [*ids[:at], *range(first, first + self.tokens), *ids[at + 1 :]]
+        at, size = ids.index(self._token), decode(image).shape[:2]
+        rows = self._tiling.rows(*size, self._tiling.tiles(*size) * self._tiling.features)
+        return [*ids[:at], *((MARK | key << ROW_BITS) + rows).tolist(), *ids[at + 1 :]]
 
     def image(self, key: int) -> bytes:
         """Return the file of a picture by the bits of its digest."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from pipelines.checkpoint.llava import VisionShape
+from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat, group_instead
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.variant import Variant
@@ -237,6 +240,16 @@ class Deployment(Goal):
             rotary=self.found.rotary,
             llm_api=self.llm_api,
         )
+
+    @cached_property
+    def picture_tokens(self) -> int | None:
+        """Visual tokens of a picture of the workload; None for a model that reads text alone."""
+        images, side = self.settings.multimodal, self.settings.workload.image_side
+        if images.model_type == "llava" and images.path is not None:
+            with suppress(UserError):  # another check says what is wrong with it
+                shape = VisionShape.read(images.path)
+                return len(shape.tiling.rows(side, side)) if shape.grids else images.visual_tokens
+        return images.visual_tokens
 
     @cached_property
     def llm_api(self) -> LlmApiOptions:

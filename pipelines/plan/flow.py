@@ -344,7 +344,7 @@ def _benchmark(d: Deployment) -> Node:
         settings.paths.runs.absolute(),
         libraries,
         _predicted(d),
-        settings.multimodal.visual_tokens,
+        d.picture_tokens,
     )
     if d.is_elsewhere:
         return Node("benchmark", stage, f"{settings.model.label}-elsewhere", {"model": model(d)})

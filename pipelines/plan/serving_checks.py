@@ -62,7 +62,7 @@ def _pictures(d: Deployment) -> list[Fault]:
     if not work.images or d.settings.benchmark.is_openai:  # an OpenAI endpoint says so itself
         return []
     setting, faults = f"workload.images={work.images}", list[Fault]()
-    if images.visual_tokens is None:
+    if d.picture_tokens is None:
         return [
             Fault(
                 f"{setting}, and {d.settings.model.label} reads text alone.",
@@ -77,7 +77,7 @@ def _pictures(d: Deployment) -> list[Fault]:
                 todo=f"Set multimodal.images_per_request={work.images}, or fewer images.",
             )
         )
-    visual = work.images * images.visual_tokens
+    visual = work.images * d.picture_tokens
     lengths = [part.isl.longest for part in work.parts if part.isl.distribution == "fixed"]
     if (shortest := min(filter(None, lengths), default=None)) is not None and shortest <= visual:
         faults.append(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from math import lcm
+from pathlib import Path
 
 from pipelines.checkpoint.declarations import quantization_of
 from pipelines.checkpoint.given import import_faults
-from pipelines.checkpoint.llava import VisionShape
+from pipelines.checkpoint.llava import NEWLINE, VisionShape, vision_name
+from pipelines.checkpoint.tensors import read_header
 from pipelines.compress.config import CalibrationSettings, PruningSettings, QuantSettings, RecoverSettings
 from pipelines.domain.adapter import linear_widths
-from pipelines.domain.errors import Fault, collecting
+from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat, rounding_is_known
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
@@ -357,16 +360,38 @@ def _targets(recover: RecoverSettings, shape: ModelShape) -> dict[str, tuple[int
 def vision_faults(d: Deployment) -> list[Fault]:
     """Find an encoder that the CPU engine does not build, or whose features fit neither the table nor the model."""
     images, faults = d.settings.multimodal, list[Fault]()
-    if images.model_type != "llava" or d.engine.server is not ServerBackend.PYTHON or images.path is None:
+    if images.path is None or not images.model_type.startswith("llava"):
+        return []
+    if d.engine.example_scripts:
+        return _tiles_on_a_gpu(images.path)
+    if images.model_type != "llava" or d.engine.server is not ServerBackend.PYTHON:
         return []
     with collecting(faults):
         shape = VisionShape.read(images.path)
         if shape.visual_tokens != images.visual_tokens:
+            most = f"up to {shape.visual_tokens}" if shape.grids else f"{shape.visual_tokens}"
             faults.append(
                 Fault(
                     f"multimodal.visual_tokens={images.visual_tokens}, but the encoder of {images.path} gives"
-                    f" {shape.visual_tokens} for one picture.",
+                    f" {most} for one picture.",
                     todo=f"Set multimodal.visual_tokens={shape.visual_tokens}.",
+                )
+            )
+        longest = d.settings.build.max_input_len
+        if shape.grids and d.built is None and longest <= shape.visual_tokens:
+            faults.append(
+                Fault(
+                    f"build.max_input_len={longest} has no room for a picture's {shape.visual_tokens} visual tokens and"
+                    " a text.",
+                    todo=f"Set build.max_input_len to more than {shape.visual_tokens}, and build.max_seq_len likewise.",
+                )
+            )
+        if shape.grids and (sizes := _newline_sizes(images.path)) not in ([], [(shape.output_size,)]):
+            faults.append(
+                Fault(
+                    f"{images.path} has {NEWLINE} of the shape {list(sizes[0])}, but features have {shape.output_size}"
+                    " values.",
+                    todo="Download the model again.",
                 )
             )
         if d.shape is not None and shape.output_size != d.shape.hidden_size:
@@ -378,3 +403,20 @@ def vision_faults(d: Deployment) -> list[Fault]:
                 )
             )
     return faults
+
+
+def _tiles_on_a_gpu(folder: Path) -> list[Fault]:
+    """Refuse LLaVA 1.6 on a GPU: NVIDIA's Triton model encodes its tiles, but neither arranges nor ends their rows.
+
+    Source: triton_backend/all_models/multimodal/multimodal_encoders/1/model.py@5482176.
+    """
+    with suppress(UserError):  # of another kind, which NVIDIA's script reads
+        if VisionShape.read(folder).grids:
+            what = f"multimodal.path='{folder}' is a LLaVA 1.6; NVIDIA's Triton models do not arrange its tiles."
+            return [Fault(what, "They serve LLaVA 1.5.", "Use engine=openvino, or a LLaVA 1.5.")]
+    return []
+
+
+def _newline_sizes(folder: Path) -> list[tuple[int, ...]]:
+    headers = (read_header(path) for path in sorted(folder.glob("*.safetensors")))
+    return [tuple(info.shape) for header in headers for name, info in header.items() if vision_name(name) == NEWLINE]

@@ -18,10 +18,12 @@ VISION = {
     "patch_size": 8,
 }  # fmt: skip
 TOKENS = 16
+GRIDS = [[32, 64], [64, 32], [64, 64], [96, 32], [32, 96]]
+"""Of a LLaVA 1.6; as those of its folders, with tiles of 32 pixels."""
 
 
-def write_llava(folder: Path, **changes: Any) -> Path:
-    """Write a folder in bf16; `<image>` stands for a picture."""
+def write_llava(folder: Path, *, tiled: bool = False, language: str = "llama", **changes: Any) -> Path:
+    """Write a folder in bf16; `<image>` stands for a picture. With tiles it is a LLaVA 1.6."""
     torch.manual_seed(0)
     text = transformers.LlamaConfig.from_pretrained(TRAINED)
     image = tokenizers.Tokenizer.from_file(str(TRAINED / "tokenizer.json"))
@@ -29,8 +31,16 @@ def write_llava(folder: Path, **changes: Any) -> Path:
     token = image.token_to_id("<image>")
     text.num_hidden_layers, text.vocab_size = 2, token + 64
     vision = transformers.CLIPVisionConfig(**VISION)
-    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_index=token, **changes)
-    model = transformers.LlavaForConditionalGeneration(config)
+    parts: dict[str, Any] = {"vision_config": vision, "text_config": text, "image_token_index": token, **changes}
+    if language == "mistral":
+        kept = {key: value for key, value in text.to_dict().items() if key not in ("model_type", "architectures")}
+        parts["text_config"] = transformers.MistralConfig(**kept, sliding_window=None)
+    model: Any
+    if tiled:
+        parts = {"image_grid_pinpoints": GRIDS, **parts}
+        model = transformers.LlavaNextForConditionalGeneration(transformers.LlavaNextConfig(**parts))
+    else:
+        model = transformers.LlavaForConditionalGeneration(transformers.LlavaConfig(**parts))
     for name, values in model.named_parameters():  # so that what is left out shows
         if name.endswith((".bias", "_embedding", "position_embedding.weight")):
             torch.nn.init.normal_(values, std=0.1)
@@ -43,7 +53,7 @@ def write_llava(folder: Path, **changes: Any) -> Path:
 
 def whole_model(folder: Path) -> Any:
     """Return the model in Transformers, computing in float32 on the weights of the folder."""
-    return transformers.LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    return transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def picture(seed: int) -> np.ndarray:

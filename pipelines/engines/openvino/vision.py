@@ -1,6 +1,7 @@
-"""LLaVA's encoder and projector as an OpenVINO graph: pictures in, rows of a prompt table out.
+"""LLaVA's encoder and projector as an OpenVINO graph: tiles of pictures in, rows of a prompt table out.
 
-Input: pixel_values [B, 3, S, S], float32. Output: features [B, visual tokens, H of the language model], float32.
+Input: pixel_values [B, 3, S, S], float32. Output: features [B, of a tile, H of the language model], float32. A picture
+is one tile in LLaVA 1.5, and several in 1.6, whose rows are arranged by the prompt that names them (`Tiling.rows`).
 Weights keep the type of the folder; they are never quantized. Arithmetic: Transformers 5.14 `CLIPVisionModel` up to
 the layer that LLaVA takes its features from, `LlavaMultiModalProjector`.
 """
@@ -15,8 +16,8 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as op
 
-from pipelines.checkpoint.llava import VisionShape, vision_name
-from pipelines.checkpoint.pictures import decode, resized
+from pipelines.checkpoint.llava import NEWLINE, VisionShape, vision_name
+from pipelines.checkpoint.pictures import Tiling, decode, tiles_of
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.domain.errors import UserError
 from pipelines.engines.config import OpenVinoSettings
@@ -102,6 +103,9 @@ def build_vision(folder: Path, out_dir: Path) -> dict[str, Any]:
         "image_mean": mean,
         "image_std": std,
     }
+    if shape.grids:
+        tiles = {"tile_features": shape.tiling.features, "image_grid_pinpoints": shape.grids}
+        description |= {**tiles, NEWLINE: weights.array(NEWLINE).tolist()}
     (out_dir / CONFIG_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
     size = sum(path.stat().st_size for path in out_dir.iterdir() if path.is_file())
     return {"engine_bytes": size, "visual_tokens": shape.visual_tokens}
@@ -174,7 +178,6 @@ class VisionEncoder:
     """An encoder's engine, loaded.
 
     Attributes:
-        image_size: pixels of a side of the pictures that it takes.
         hidden_size: values of a feature.
     """
 
@@ -191,17 +194,18 @@ class VisionEncoder:
         if options.num_threads is not None:
             chosen["INFERENCE_NUM_THREADS"] = options.num_threads
         described = parse_json(small_text(folder / CONFIG_FILE))
-        self.image_size, self.hidden_size = int(described["image_size"]), int(described["hidden_size"])
+        self._tiling, self.hidden_size = Tiling.of(described), int(described["hidden_size"])
+        self._newline = np.array(described.get(NEWLINE, []), dtype=np.float32).reshape(-1, self.hidden_size)
         self._mean, self._std = (np.array(described[name], dtype=np.float32) for name in ("image_mean", "image_std"))
         self._model = ov.Core().compile_model(folder / MODEL_FILE, "CPU", chosen)
 
     def features(self, pixels: Array) -> Array:
-        """Return float32 [B, visual tokens, H] of prepared pictures [B, 3, S, S].
+        """Return float32 [B, features of a tile, H] of prepared tiles [B, 3, S, S].
 
         Raises:
             UserError: they have another size, or values that are not finite.
         """
-        side = self.image_size
+        side = self._tiling.side
         if pixels.shape[1:] != (3, side, side):
             raise UserError(
                 f"A picture came as {list(pixels.shape[1:])}.", allowed=f"The encoder takes [3, {side}, {side}]."
@@ -210,9 +214,13 @@ class VisionEncoder:
             raise UserError("A picture has values that are NaN or infinite.")
         return np.array(self._model(np.ascontiguousarray(pixels, dtype=np.float32))["features"])
 
+    def table(self, features: Array) -> Array:
+        """Return the rows [N, H] of features [tiles, features of a tile, H]; in LLaVA 1.6, `image_newline` is last."""
+        return np.concatenate([features.reshape(-1, self.hidden_size), self._newline])
+
     def prepared(self, image: bytes) -> Array:
-        """Return a picture's file as the encoder takes it, float32 [3, S, S]."""
-        return resized(decode(image), self.image_size, self._mean, self._std)
+        """Return a picture's file as the encoder takes it, float32 [tiles, 3, S, S]."""
+        return tiles_of(decode(image), self._tiling, self._mean, self._std)
 
 
 class VisualRows:
@@ -252,8 +260,10 @@ class VisualRows:
         missing = [key for key in keys if key not in self._features]
         cached = {key: self._features[key] for key in keys if key in self._features}  # of a picture that is cut in two
         if missing:
-            pixels = np.stack([self._encoder.prepared(self._pictures.image(key)) for key in missing])
-            cached |= dict(zip(missing, self._encoder.features(pixels), strict=True))
+            tiles = [self._encoder.prepared(self._pictures.image(key)) for key in missing]
+            ends = np.cumsum([len(each) for each in tiles])[:-1]
+            found = np.split(self._encoder.features(np.concatenate(tiles)), ends)
+            cached |= zip(missing, map(self._encoder.table, found), strict=True)
         self._features = cached
         rows = [cached[mark - MARK >> ROW_BITS][mark & (1 << ROW_BITS) - 1] for mark in marks.tolist()]
         table = np.stack(rows) if rows else np.zeros((1, self._encoder.hidden_size), dtype=np.float32)

@@ -23,10 +23,10 @@ from pipelines.serving.openai.backend import Backend
 from pipelines.serving.openai.bodies import REFUSAL_PAUSE_S, BodyLimit, Limits
 from pipelines.serving.openai.errors import CLIENT_CLOSED, ApiError, shortened
 from pipelines.serving.openai.generate import Fields, answers, generate_events, only_answer
-from pipelines.serving.openai.generation import Completion, before, collect_all, too_slow
+from pipelines.serving.openai.generation import Completion, Prompt, before, collect_all, too_slow
 from pipelines.serving.openai.metrics import CONTENT_TYPE, AnswerClock, ServiceMetrics
 from pipelines.serving.openai.pictures import fetched
-from pipelines.serving.openai.prepare import Prepared, ServedModel, read_request
+from pipelines.serving.openai.prepare import Prepared, ServedModel, read_request, with_rows
 from pipelines.serving.openai.reader import Reader
 from pipelines.serving.openai.responses import ResponseForm
 from pipelines.serving.openai.schema import CompletionRequest
@@ -83,7 +83,7 @@ def make_app(
 
     _add_error_handlers(app)
     _add_openai(app, served, backend, limits, read, reader)
-    _add_tokens(app, served, read)
+    _add_tokens(app, served, limits, read, reader)
     _add_generate(app, served, backend, limits, read)
     _add_health(app, served, backend)
     return app
@@ -106,7 +106,7 @@ def _add_openai(
         if isinstance(prepared, Scoring):
             return await _scored(request, prepared, served, scorer, deadline)
         if any(prompt.pictures for prompt in prepared.prompts):
-            seen = _in_time(deadline, _with_features(prepared, backend, reader, limits))
+            seen = _in_time(deadline, _with_features(prepared, served, backend, reader, limits))
             prepared = await _unless_client_leaves(request, seen)
         clock = partial(AnswerClock, app.state.metrics, started)
         sampling, choices = prepared.sampling, _choices(prepared, served, clock)
@@ -138,13 +138,14 @@ def _add_openai(
         return _model(served)
 
 
-def _add_tokens(app: FastAPI, served: ServedModel, read: Read) -> None:
+def _add_tokens(app: FastAPI, served: ServedModel, limits: Limits, read: Read, reader: Reader) -> None:
     """Add vLLM's endpoints of the tokenizer."""
 
     @app.post("/tokenize")
     async def tokenize(request: Request) -> dict[str, Any]:
         _check_type(request)
-        tokens: tuple[int, ...] = await read("tokenize", request)
+        prompt: Prompt = await read("tokenize", request)
+        tokens = (await _pixels(prompt, reader, limits))[1] if prompt.pictures else prompt.tokens
         return {"count": len(tokens), "max_model_len": served.repository.max_seq_len, "tokens": tokens}
 
     @app.post("/detokenize")
@@ -218,15 +219,22 @@ async def _scored(
     return JSONResponse(scored_response(scoring.request.model, choices, prompt_tokens, len(scores) if new else 0))
 
 
-async def _with_features(prepared: Prepared, backend: Backend, reader: Reader, limits: Limits) -> Prepared:
+async def _with_features(
+    prepared: Prepared, served: ServedModel, backend: Backend, reader: Reader, limits: Limits
+) -> Prepared:
     """Fetch, decode and encode the pictures of a chat, which has one prompt."""
+    pixels, tokens = await _pixels(prepared.prompts[0], reader, limits)
+    prepared = with_rows(prepared, tokens, served)
     (prompt,) = prepared.prompts
+    return replace(prepared, prompts=(replace(prompt, features=await backend.features(pixels)),))
+
+
+async def _pixels(prompt: Prompt, reader: Reader, limits: Limits) -> tuple[Any, tuple[int, ...]]:
     contents = [
         await asyncio.to_thread(fetched, each, number, limits.body_bytes) if isinstance(each, str) else each
         for number, each in enumerate(prompt.pictures, 1)
     ]
-    features = await backend.features(await reader.pixels(contents))
-    return replace(prepared, prompts=(replace(prompt, pictures=(), features=features),))
+    return await reader.pixels(contents, prompt.tokens)
 
 
 async def _in_time(deadline: float, work: Awaitable[Result]) -> Result:

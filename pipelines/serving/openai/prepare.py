@@ -184,8 +184,8 @@ class Prepared:
     responding: ResponseRequest | None = None
 
 
-Request = Prepared | Scoring | tuple[int, ...] | Fields
-"""What is read from a body: a request, prompts to score, the tokens of a text, fields of a generate endpoint."""
+Request = Prepared | Scoring | Prompt | tuple[int, ...] | Fields
+"""What is read from a body: a request, prompts to score or to tokenize, tokens, fields of a generate endpoint."""
 
 
 def read_request(way: str, body: bytes, model: ServedModel, limits: Limits) -> Request:
@@ -198,7 +198,7 @@ def read_request(way: str, body: bytes, model: ServedModel, limits: Limits) -> R
         limits: of one request.
 
     Returns:
-        the request, the tokens of a text, or the fields of a generate endpoint.
+        the request, a prompt to tokenize, tokens to detokenize, or the fields of a generate endpoint.
 
     Raises:
         ApiError: it is broken, too large, or asks for what is not supported.
@@ -225,11 +225,16 @@ def read_request(way: str, body: bytes, model: ServedModel, limits: Limits) -> R
     return _generate(way.removeprefix("generate/"), content, model)
 
 
-def prepared_pictures(contents: Sequence[bytes], model: ServedModel) -> Any:
-    """Decode files of pictures; return them as the encoder takes them, float16 [pictures, 3, side, side].
+def prepared_pictures(
+    contents: Sequence[bytes], tokens: Sequence[int], model: ServedModel
+) -> tuple[Any, tuple[int, ...]]:
+    """Decode files of pictures.
+
+    Returns:
+        their tiles as the encoder takes them, float16 [tiles, 3, side, side], and the prompt with rows of features.
 
     Raises:
-        ApiError: 400, one cannot be used.
+        ApiError: 400, one cannot be used, or the prompt becomes too long.
     """
     assert model.pictures is not None  # or the request would have been refused
     images = []
@@ -238,7 +243,22 @@ def prepared_pictures(contents: Sequence[bytes], model: ServedModel) -> Any:
             images.append(decode(content))
         except BadPictureError as error:
             raise refused(f"Picture {number} {error}") from None
-    return model.pictures.prepare(images)
+    placed = model.pictures.places(tokens, [image.shape[:2] for image in images])
+    model.check_tokens(len(placed), "messages")
+    return model.pictures.prepare(images), tuple(placed)
+
+
+def with_rows(prepared: Prepared, tokens: tuple[int, ...], model: ServedModel) -> Prepared:
+    """Return a chat whose prompt has rows of features in the places of its pictures.
+
+    Raises:
+        ApiError: 400, they leave no room for an answer.
+    """
+    (prompt,), request = prepared.prompts, prepared.sampling
+    assert isinstance(request, ChatRequest)  # nothing else has pictures
+    most = request.limit or model.room_after(len(tokens))
+    _check_least(request, most)
+    return replace(prepared, prompts=(replace(prompt, tokens=tokens, pictures=()),), max_tokens=most)
 
 
 def _completion(request: CompletionRequest, model: ServedModel, limits: Limits) -> Prepared | Scoring:
@@ -271,16 +291,16 @@ def _prompt(
     tokens = _truncated(tokens, fixed, sampling.truncate_prompt_tokens, model)
     if not tokens:
         raise ApiError(400, f"'{param}' has no tokens.", param=param)
-    tokens = _with_rows(tokens, len(pictures), model, param)
+    _check_places(tokens, len(pictures), model, param)
     model.check_tokens(len(tokens), param)
     text = prompt if isinstance(prompt, str) else model.tokens.text(tokens, skip_special=True)
     return Prompt(tuple(tokens), text, pictures)
 
 
-def _with_rows(tokens: list[int], pictures: int, model: ServedModel, param: str) -> list[int]:
-    """Put the rows of pictures into the places of their tokens."""
+def _check_places(tokens: list[int], pictures: int, model: ServedModel, param: str) -> None:
     try:
-        return tokens if model.pictures is None else model.pictures.places(tokens, pictures)
+        if model.pictures is not None:
+            model.pictures.check_places(tokens, pictures)
     except BadPictureError as error:
         raise refused(str(error), param) from None
 
@@ -353,18 +373,20 @@ def _check_guide(sampling: Sampling, model: ServedModel) -> None:
         raise unsupported(name, getattr(sampling.response_format, "type", sampling.guides[name][1]), instead)
 
 
-def _tokens(request: TokenizeRequest, model: ServedModel, limits: Limits) -> tuple[int, ...]:
+def _tokens(request: TokenizeRequest, model: ServedModel, limits: Limits) -> Prompt:
     if request.model is not None:
         model.check_name(request.model)
     if request.messages is None:
         assert request.prompt is not None  # one of the two is
-        text, special, count = request.prompt, request.add_special_tokens is not False, 0
+        text, special, pictures = request.prompt, request.add_special_tokens is not False, ()
     else:
         prompted = request.add_generation_prompt is not False
         values = {"add_generation_prompt": prompted, **(request.chat_template_kwargs or {})}
         text, pictures = _rendered(request.messages, values, model, limits)
-        special, count = None, len(pictures)
-    return tuple(_with_rows(model.tokens.ids(text, special=special), count, model, "messages"))
+        special = None
+    tokens = model.tokens.ids(text, special=special)
+    _check_places(tokens, len(pictures), model, "messages")
+    return Prompt(tuple(tokens), text, pictures)
 
 
 def _generate(name: str, content: dict[str, Any], model: ServedModel) -> Fields:

@@ -65,13 +65,14 @@ class Reader:
         request: Request = await self._done(_read, way, body)
         return request
 
-    async def pixels(self, pictures: Sequence[bytes]) -> Any:
-        """Return prepared pictures [pictures, 3, side, side] of the contents of files.
+    async def pixels(self, pictures: Sequence[bytes], tokens: Sequence[int]) -> tuple[Any, tuple[int, ...]]:
+        """Return tiles of the contents of files, and a prompt with their rows; see `prepare.prepared_pictures`.
 
         Raises:
             ApiError: as `read`.
         """
-        return await self._done(_pixels, pictures)
+        pixels: tuple[Any, tuple[int, ...]] = await self._done(_pixels, pictures, tokens)
+        return pixels
 
     async def _done(self, work: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -120,9 +121,9 @@ def _read(way: str, body: bytes) -> Request:
         return read_request(way, body, **_worker)
 
 
-def _pixels(pictures: Sequence[bytes]) -> Any:
+def _pixels(pictures: Sequence[bytes], tokens: Sequence[int]) -> tuple[Any, tuple[int, ...]]:
     with _bounded():
-        return prepared_pictures(pictures, _worker["model"])
+        return prepared_pictures(pictures, tokens, _worker["model"])
 
 
 @contextlib.contextmanager

@@ -181,7 +181,7 @@ def test_prompts_with_pictures_are_scored_as_transformers_does(
     found = [score for score, _ in session.loglikelihood(pairs, SilentProgress())]
     expected = []
     for image in images:
-        logits = torch.from_numpy(expected_logits(whole, encoder.prepared(image))[-1])
+        logits = torch.from_numpy(expected_logits(whole, encoder.prepared(image)[0])[-1])
         expected += [float(logits.log_softmax(-1)[answer]) for answer in (7, 9)]
     with torch.no_grad():
         expected.append(float(whole(input_ids=torch.tensor([TEXT])).logits[0, -1].log_softmax(-1)[7]))

@@ -102,7 +102,11 @@ def test_the_language_model_is_taken_out_first(tmp_path: Path) -> None:
         ({"vision_config": {"patch_size": 5}}, (), "do not divide its width or image_size"),
         ({"vision_feature_layer": [-2, -5]}, (), r"vision_feature_layer=\[-2, -5\]"),
         ({"projector_hidden_act": "relu"}, (), "projector_hidden_act='relu'"),
-        ({"text_config": {"model_type": "mistral"}}, (), "a language model of type 'mistral'"),
+        (
+            {"text_config": {"model_type": "qwen2"}},
+            (),
+            "language model of type 'qwen2'. Built .* Llama or Mistral",
+        ),
         ({"quantization_config": {"quant_method": "awq"}}, (), "is of a quantized LLaVA"),
         ({}, ("multimodal.visual_tokens=16", "build.max_prompt_embedding_table_size=15"), "=15 is less than"),
         ({}, ("multimodal.visual_tokens=16", "multimodal.model_type=vila"), "vila is not supported by engine=openvino"),
@@ -117,9 +121,9 @@ def test_the_language_model_is_taken_out_first(tmp_path: Path) -> None:
             r"names the architectures \['LlamaForCausalLM'\]",
         ),
         (
-            {"architectures": ["LlavaNextForConditionalGeneration"]},
-            (),
-            r"names the architectures \['LlavaNextFor.*Built is LlavaForConditionalGeneration .* LLaVA 1\.6 .* are not",
+            {"architectures": ["LlavaOnevisionForConditionalGeneration"]},
+            (f"multimodal.path={TRAINED}",),
+            "LlavaOnevisionForConditionalGeneration",
         ),
     ],
 )
@@ -130,6 +134,76 @@ def test_what_cannot_be_built_is_named(
     with pytest.raises(UserError) as caught:
         plan(tmp_path, [f"model.path={path}", "multimodal=llava", "engine=openvino", *words], "repository")
     assert re.search(said, str(caught.value))
+
+
+TILED = {
+    "architectures": ["LlavaNextForConditionalGeneration"],
+    "model_type": "llava_next",
+    "image_grid_pinpoints": [[32, 64], [64, 64]],
+}  # fmt: skip
+MOST = 16 + 8 * 9
+"""Visual tokens of a picture that fills 64 x 64 pixels."""
+FITS = (f"multimodal.visual_tokens={MOST}",)
+
+
+def test_the_most_tokens_of_llava_1_6_are_those_of_its_largest_square() -> None:
+    text = {"intermediate_size": 14336, "model_type": "mistral", "num_key_value_heads": 8, "vocab_size": 32064}
+    config = {**LLAVA_1_5, **TILED, "image_grid_pinpoints": None, "text_config": {**text, "sliding_window": None}}
+    shape = VisionShape.of(config, "config.json")
+    assert (shape.visual_tokens, shape.tiling.features, shape.tiling.most_tiles) == (2928, 576, 5)
+    assert shape.activation_bytes(2) == 10 * VisionShape.of(LLAVA_1_5, "config.json").activation_bytes(1)
+    language = language_config(config, "config.json")
+    assert [language[name] for name in ("architectures", "hidden_size", "sliding_window")] == [
+        ["MistralForCausalLM"], 4096, None,
+    ]  # fmt: skip
+
+
+def test_the_table_has_room_for_the_most_and_a_load_counts_its_own(tmp_path: Path) -> None:
+    path = write_folder(tmp_path / "llava", **TILED)
+    words = [f"model.path={path}", "multimodal=llava", *FITS, "engine=openvino", "quant=int4_rtn"]
+    made = plan(tmp_path, [*words, "workload.images=1", "workload.image_side=300"], "benchmark")
+    found = {step.node.id: step.node.stage for step in made.steps}
+    assert found["build"].build.max_prompt_embedding_table_size == MOST * found["build"].build.max_batch_size
+    assert found["benchmark"].visual_tokens == MOST
+    made = plan(tmp_path, [*words, "workload.images=1", "workload.image_side=10"], "benchmark")
+    assert {step.node.id: step.node.stage for step in made.steps}["benchmark"].visual_tokens == 16 + 4 * 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "said"),
+    [
+        ({}, (), r"visual_tokens=576, but the encoder of .* gives up to 88 for one picture\. Set .*=88"),
+        ({}, (*FITS, "build.max_input_len=88"), "max_input_len=88 has no room for a picture's 88 visual tokens"),
+        (
+            {"image_grid_pinpoints": None},
+            FITS,
+            r"has no image_grid_pinpoints, so that they .*336.* multiples of .* 32\.",
+        ),
+        (
+            {"image_grid_pinpoints": [[32, 65]]},
+            FITS,
+            r"pinpoints=\[\[32, 65\]\]: \[32, 65\] is not cut into whole tiles",
+        ),
+        (
+            {"image_grid_pinpoints": [64]},
+            FITS,
+            r"pinpoints=\[64\]\. They must be a list of \[height, width\]",
+        ),
+        ({"image_grid_pinpoints": [[3200, 3200]]}, FITS, "gives up to 160,416 visual tokens"),
+        ({"vision_feature_select_strategy": "full"}, FITS, "strategy='full' with tiles"),
+        ({}, ("engine=tensorrt_llm", "hardware=h100_sxm"), "is a LLaVA 1.6; NVIDIA's Triton models do not arrange"),
+        ({"newline": 5}, FITS, r"has image_newline of the shape \[5\], but features have 256 values"),
+    ],
+)
+def test_tiles_that_cannot_be_built_are_named(
+    tmp_path: Path, changes: dict[str, Any], words: tuple[str, ...], said: str
+) -> None:
+    changes = {**TILED, **changes}
+    newline = changes.pop("newline", 256)
+    path = write_folder(tmp_path / "llava", **changes)
+    save_file({"image_newline": np.zeros(newline, np.float16)}, path / "model-2.safetensors")
+    with pytest.raises(UserError, match=said):
+        plan(tmp_path, [f"model.path={path}", "multimodal=llava", "engine=openvino", *words], "repository")
 
 
 def test_a_llava_is_no_draft(tmp_path: Path) -> None:

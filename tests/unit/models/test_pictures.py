@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pipelines.checkpoint.pictures import BadPictureError, Pictures, decode
+from pipelines.checkpoint.pictures import BadPictureError, Pictures, Tiling, decode, tiles_of
 
 pytest.importorskip("PIL")
 ENCODER = {
@@ -42,8 +44,8 @@ def test_pictures_are_prepared_as_transformers_does(pictures: Pictures, height: 
 
 
 def test_rows_take_the_places_of_pictures(pictures: Pictures) -> None:
-    assert pictures.places([1, 7, 2, 7], 2) == [1, 100, 101, 2, 102, 103]
-    assert pictures.places([1, 2], 0) == [1, 2]
+    assert pictures.places([1, 7, 2, 7], [(9, 9), (8, 80)]) == [1, 100, 101, 2, 102, 103]
+    assert pictures.places([1, 2], []) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_what_is_no_picture_is_named(pictures: Pictures, shape: tuple[int, ...],
 
 def test_pictures_and_places_belong_together(pictures: Pictures) -> None:
     with pytest.raises(BadPictureError, match=r"Pictures sent: 2; places for them \(<image>\) in the prompt: 1"):
-        pictures.places([7, 1], 2)
+        pictures.places([7, 1], [(9, 9), (9, 9)])
 
 
 def file(kind: str, size: tuple[int, int] = (9, 7), **options: Any) -> bytes:
@@ -112,3 +114,73 @@ def animated(kind: str) -> bytes:
 def test_files_that_are_no_picture_are_refused(content: bytes, said: str) -> None:
     with pytest.raises(BadPictureError, match=said):
         decode(content)
+
+
+REAL = Tiling(336, 576, ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)))
+SMALL = Tiling(32, 16, ((32, 64), (64, 32), (64, 64), (96, 32), (32, 96)))
+SIZES = [(50, 50), (40, 130), (130, 40), (700, 900), (2, 3), (1, 60), (60, 1)]
+"""Square, wide, tall, larger than every grid, tiny, one pixel high or wide."""
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_tiles_are_those_of_transformers(size: tuple[int, int]) -> None:
+    processing = pytest.importorskip("transformers.models.llava_next.image_processing_pil_llava_next")
+    square = {"height": 32, "width": 32}
+    grids = [list(grid) for grid in SMALL.grids]
+    processor = processing.LlavaNextImageProcessorPil(
+        size={"shortest_edge": 32}, crop_size=square, image_grid_pinpoints=grids
+    )
+    image = np.random.default_rng(3).integers(0, 256, (*size, 3)).astype(np.uint8)
+    found = tiles_of(image, SMALL, *(np.array(ENCODER[name], np.float32) for name in ("image_mean", "image_std")))
+    pillow = pytest.importorskip("PIL.Image").fromarray(image)  # of an array, it would guess what its colours are
+    expected = np.asarray(processor(pillow, return_tensors="np")["pixel_values"][0])
+    assert len(found) == SMALL.tiles(*size)
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def packed(tiling: Tiling, size: tuple[int, int]) -> list[int]:
+    """Return the places of features that Transformers packs for a picture, which are its features here."""
+    torch = pytest.importorskip("torch")
+    modeling = pytest.importorskip("transformers.models.llava_next.modeling_llava_next")
+    side = int(tiling.features**0.5)
+    vision = SimpleNamespace(image_size=tiling.side, patch_size=tiling.side // side)
+    config = SimpleNamespace(vision_config=vision, image_grid_pinpoints=[list(grid) for grid in tiling.grids])
+    count = modeling.image_size_to_num_patches(size, config.image_grid_pinpoints, tiling.side)
+    features = torch.arange(count * tiling.features).reshape(count, tiling.features, 1)
+    (rows,), _ = modeling.LlavaNextModel.pack_image_features(
+        SimpleNamespace(config=config), [features], [size], "default", torch.tensor([-1])
+    )
+    return [int(row) for row in rows[:, 0]]
+
+
+@pytest.mark.parametrize("tiling", [REAL, SMALL])
+def test_rows_are_those_that_transformers_packs(tiling: Tiling) -> None:
+    random = np.random.default_rng(5)
+    sizes = [*SIZES, *tiling.grids, *map(tuple, random.integers(1, 1500, (60, 2)).tolist())]
+    for size in sizes:
+        assert tiling.rows(*size).tolist() == packed(tiling, size), size
+        assert len(tiling.rows(*size)) <= tiling.most_tokens
+        assert tiling.tiles(*size) <= tiling.most_tiles
+    assert REAL.most_tokens == 2928
+
+
+def test_a_load_and_a_processor_count_the_same_tokens() -> None:
+    processing = pytest.importorskip("transformers.models.llava_next.processing_llava_next")
+    counting = SimpleNamespace(patch_size=14, num_additional_image_tokens=1)
+    counting.image_processor = SimpleNamespace(image_grid_pinpoints=[list(grid) for grid in REAL.grids])
+    counting._get_unpadded_features = partial(processing.LlavaNextProcessor._get_unpadded_features, counting)
+    for size in (*SIZES, *REAL.grids, (1000, 333), (333, 1000)):
+        counted = processing.LlavaNextProcessor._get_number_of_features(counting, *size, 336, 336)
+        assert len(REAL.rows(*size)) == counted - 1  # without the class token, as vision_feature_select_strategy has it
+
+
+def test_pictures_of_one_request_share_the_newline(tmp_path: Path, pictures: Pictures) -> None:
+    described = {**ENCODER, "visual_tokens": 88, "tile_features": 16, "image_grid_pinpoints": SMALL.grids}
+    (tmp_path / "encoder" / "config.json").write_text(json.dumps(described))
+    tiled = Pictures(tmp_path / "encoder", tmp_path / "engine", 2)
+    sizes = [(64, 64), (32, 64)]
+    placed = tiled.places([7, 1, 7], sizes)
+    first, second = SMALL.rows(64, 64, 8 * 16), SMALL.rows(32, 64, 3 * 16)
+    assert placed == [*(100 + first).tolist(), 1, *(180 + second).tolist()]
+    assert placed[-1] == 100 + 8 * 16  # after the features of five and three tiles
+    assert tiled.prepare([np.zeros((*size, 3), np.uint8) for size in sizes]).shape == (8, 3, 32, 32)

@@ -42,14 +42,13 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor(*each) for each in tensors.items() if each[0] in wanted])
 
     def _outputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Return the table [B, pictures * visual tokens, hidden size] and its rows [B, 1]."""
+        """Return the table [B, rows, hidden size], the features of all tiles, and its rows [B, 1]."""
         others = sorted(inputs.keys() - {"pixel_values", "max_tokens"})
         if others or "pixel_values" not in inputs:
             what = f"{others[0]} was given" if others else "pixel_values is missing"
-            raise UserError(f"{what}.", allowed="This encoder takes pixel_values [pictures, 3, side, side].")
+            raise UserError(f"{what}.", allowed="This encoder takes pixel_values [tiles, 3, side, side].")
         pixels = inputs["pixel_values"]
-        features = self._encoder.features(pixels.reshape(-1, *pixels.shape[2:]))
-        table = features.reshape(len(pixels), -1, features.shape[-1]).astype(np.float16)
+        table = np.stack([self._encoder.table(self._encoder.features(tiles)) for tiles in pixels]).astype(np.float16)
         if not np.isfinite(table).all():
             raise UserError("A feature of the picture is too large for float16.")
         size = np.full((len(pixels), 1), table.shape[1], dtype=np.int32)

@@ -95,7 +95,7 @@ class TritonPythonModel:
         }
 
     def _pixels(self, request: Any, prompts: list[list[int]]) -> Array | None:
-        """Return prepared pictures [1, pictures, 3, side, side] and put their rows into the prompt; None without."""
+        """Return tiles of pictures [1, tiles, 3, side, side] and put their rows into the prompt; None without."""
         for name in IMAGE_INPUTS:
             if _input(request, name) is None or (self._pictures and name == "IMAGE_BYTES"):
                 continue
@@ -106,12 +106,12 @@ class TritonPythonModel:
             return None
         if images is None:
             for ids in prompts:
-                self._pictures.places(ids, 0)
+                self._pictures.check_places(ids, 0)
             return None
         if len(prompts) != 1:
             raise BadInputError(f"IMAGE_BYTES (image_bytes_input) came with {len(prompts)} prompts; send one prompt.")
         pixels: Array = self._pictures.prepare(images[0])[None]
-        prompts[0] = self._pictures.places(prompts[0], len(images[0]))
+        prompts[0] = self._pictures.places(prompts[0], [image.shape[:2] for image in images[0]])
         return pixels
 
     def _encode(self, raw: bytes, name: str) -> list[int]:
