@@ -121,6 +121,10 @@ def _text_notes(d: Deployment) -> tuple[str, ...]:
         notes.append(f"fidelity text: {', '.join([*names, *([str(fidelity.path)] if fidelity.path else [])])}")
     if d.settings.multimodal.model_type != "none" and d.settings.is_compressed:
         notes.append(f"vision encoder: 16 bit, as its folder has it; {d.variant.label} is of the language model alone")
+    if (encoder := d.encoder) is not None and encoder.grids:
+        most, rows = encoder.tiling.most_tiles, d.settings.build.max_prompt_embedding_table_size
+        tokens = f"up to {encoder.visual_tokens} tokens of up to {most} tiles, depending on its size"
+        notes.append(f"a picture: {tokens}; the engine has room for {rows:,} of all running requests")
     return tuple(notes)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
-from pipelines.checkpoint.llava import VisionShape
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault
 from pipelines.domain.formats import QFormat
 from pipelines.domain.units import show_bytes
 from pipelines.plan.deployment import Deployment
@@ -56,10 +54,8 @@ def colocated(d: Deployment) -> list[ColocatedEngine]:
         beside.append(ColocatedEngine(HEADS, heads, heads))
     if settings.multimodal.model_type != "none" and facts.vision_bytes:
         extra = (0, 0)
-        if settings.multimodal.model_type == "llava" and settings.multimodal.path is not None:
-            with suppress(UserError):  # another rule says what is wrong with it
-                encoder = VisionShape.read(settings.multimodal.path)
-                extra = encoder.activation_bytes(1), encoder.activation_bytes(build.max_batch_size)
+        if (encoder := d.encoder) is not None:
+            extra = encoder.activation_bytes(1), encoder.activation_bytes(build.max_batch_size)
         beside.append(ColocatedEngine(VISION, *(facts.vision_bytes + each for each in extra)))
     return beside
 

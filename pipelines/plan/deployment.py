@@ -242,14 +242,21 @@ class Deployment(Goal):
         )
 
     @cached_property
-    def picture_tokens(self) -> int | None:
-        """Visual tokens of a picture of the workload; None for a model that reads text alone."""
-        images, side = self.settings.multimodal, self.settings.workload.image_side
+    def encoder(self) -> VisionShape | None:
+        """Sizes of a LLaVA's encoder; None without one."""
+        images = self.settings.multimodal
         if images.model_type == "llava" and images.path is not None:
             with suppress(UserError):  # another check says what is wrong with it
-                shape = VisionShape.read(images.path)
-                return len(shape.tiling.rows(side, side)) if shape.grids else images.visual_tokens
-        return images.visual_tokens
+                return VisionShape.read(images.path)
+        return None
+
+    @property
+    def picture_tokens(self) -> int | None:
+        """Visual tokens of a picture of the workload; None for a model that reads text alone."""
+        side = self.settings.workload.image_side
+        if self.encoder is None or not self.encoder.grids:
+            return self.settings.multimodal.visual_tokens
+        return len(self.encoder.tiling.rows(side, side))
 
     @cached_property
     def llm_api(self) -> LlmApiOptions:

@@ -386,14 +386,10 @@ def vision_faults(d: Deployment) -> list[Fault]:
                     todo=f"Set build.max_input_len to more than {shape.visual_tokens}, and build.max_seq_len likewise.",
                 )
             )
-        if shape.grids and (sizes := _newline_sizes(images.path)) not in ([], [(shape.output_size,)]):
-            faults.append(
-                Fault(
-                    f"{images.path} has {NEWLINE} of the shape {list(sizes[0])}, but features have {shape.output_size}"
-                    " values.",
-                    todo="Download the model again.",
-                )
-            )
+        if shape.grids and (sizes := _newline_sizes(images.path)) != [(shape.output_size,)]:
+            shown = f"{NEWLINE} of the shape {list(sizes[0])}" if sizes else f"no {NEWLINE}"
+            fault = f"{images.path} has {shown}; features have {shape.output_size} values."
+            faults.append(Fault(fault, todo="Download the model again, as safetensors."))
         if d.shape is not None and shape.output_size != d.shape.hidden_size:
             faults.append(
                 Fault(

@@ -54,7 +54,8 @@ class BuildVision:
 
     def headline(self, facts: Mapping[str, Any]) -> str:
         """See `Stage`."""
-        return f"{show_bytes(facts['engine_bytes'])}, {facts['visual_tokens']} tokens a picture"
+        most = "up to " if facts.get("tiles") else ""
+        return f"{show_bytes(facts['engine_bytes'])}, {most}{facts['visual_tokens']} tokens a picture"
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Write the graph."""

@@ -82,7 +82,7 @@ def build_vision(folder: Path, out_dir: Path) -> dict[str, Any]:
     """Write the engine of a LLaVA folder's encoder: graph, weights, and config.json with how pictures are prepared.
 
     Returns:
-        facts: `engine_bytes`, `visual_tokens`.
+        facts: `engine_bytes`, `visual_tokens`; of LLaVA 1.6, where that is the most, the most `tiles` too.
 
     Raises:
         UserError: the folder is of another kind, or a tensor is missing.
@@ -108,7 +108,8 @@ def build_vision(folder: Path, out_dir: Path) -> dict[str, Any]:
         description |= {**tiles, NEWLINE: weights.array(NEWLINE).tolist()}
     (out_dir / CONFIG_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
     size = sum(path.stat().st_size for path in out_dir.iterdir() if path.is_file())
-    return {"engine_bytes": size, "visual_tokens": shape.visual_tokens}
+    tiles = {"tiles": shape.tiling.most_tiles} if shape.grids else {}
+    return {"engine_bytes": size, "visual_tokens": shape.visual_tokens, **tiles}
 
 
 def _normalized(folder: Path) -> tuple[list[float], list[float]]:

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,19 +56,31 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(root: Path) -> Path:
-    made = write_llava(root / "model")
-    (made / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
-    return made
+    return write_seeing(root / "model")
+
+
+def write_seeing(folder: Path, **choices: Any) -> Path:
+    """Write a LLaVA with a chat template."""
+    write_llava(folder, **choices)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    return folder
 
 
 @pytest.fixture(scope="module")
 def server(root: Path, folder: Path) -> Iterator[TritonServer]:
     """A server with room for two pictures in one request."""
+    with served(root, folder, 4 * TOKENS) as running:
+        yield running
+
+
+@contextmanager
+def served(root: Path, folder: Path, rows: int) -> Iterator[TritonServer]:
+    """Take a LLaVA through all stages and serve it with so many rows of a prompt table."""
     silent = SilentProgress()
     TakeLanguageModel().run({"model": folder}, root / "language", silent)
     BuildVision().run({"vision": folder}, root / "vision", silent)
     quantize(root / "language", root / "checkpoint", quant_spec(QFormat.NONE), [], CALIBRATION)
-    limits = replace(LIMITS, max_beam_width=1, max_prompt_embedding_table_size=4 * TOKENS)
+    limits = replace(LIMITS, max_beam_width=1, max_prompt_embedding_table_size=rows)
     OpenVinoEngine().build(root / "checkpoint", limits, root / "engine", silent)
     spec = RepositorySpec(
         flavour="openvino",

@@ -158,13 +158,22 @@ def test_the_most_tokens_of_llava_1_6_are_those_of_its_largest_square() -> None:
     ]  # fmt: skip
 
 
+def write_newline(folder: Path, width: int = 256) -> None:
+    save_file({"image_newline": np.zeros(width, np.float16)}, folder / "model-2.safetensors")
+
+
 def test_the_table_has_room_for_the_most_and_a_load_counts_its_own(tmp_path: Path) -> None:
     path = write_folder(tmp_path / "llava", **TILED)
+    write_newline(path)
     words = [f"model.path={path}", "multimodal=llava", *FITS, "engine=openvino", "quant=int4_rtn"]
     made = plan(tmp_path, [*words, "workload.images=1", "workload.image_side=300"], "benchmark")
     found = {step.node.id: step.node.stage for step in made.steps}
     assert found["build"].build.max_prompt_embedding_table_size == MOST * found["build"].build.max_batch_size
     assert found["benchmark"].visual_tokens == MOST
+    assert (
+        "a picture: up to 88 tokens of up to 5 tiles, depending on its size; the engine has room for 704"
+        in " ".join(made.notes)
+    )
     made = plan(tmp_path, [*words, "workload.images=1", "workload.image_side=10"], "benchmark")
     assert {step.node.id: step.node.stage for step in made.steps}["benchmark"].visual_tokens == 16 + 4 * 5
 
@@ -192,7 +201,8 @@ def test_the_table_has_room_for_the_most_and_a_load_counts_its_own(tmp_path: Pat
         ({"image_grid_pinpoints": [[3200, 3200]]}, FITS, "gives up to 160,416 visual tokens"),
         ({"vision_feature_select_strategy": "full"}, FITS, "strategy='full' with tiles"),
         ({}, ("engine=tensorrt_llm", "hardware=h100_sxm"), "is a LLaVA 1.6; NVIDIA's Triton models do not arrange"),
-        ({"newline": 5}, FITS, r"has image_newline of the shape \[5\], but features have 256 values"),
+        ({"newline": 5}, FITS, r"has image_newline of the shape \[5\]; features have 256 values"),
+        ({"newline": None}, FITS, "has no image_newline; features have 256 values"),
     ],
 )
 def test_tiles_that_cannot_be_built_are_named(
@@ -201,7 +211,8 @@ def test_tiles_that_cannot_be_built_are_named(
     changes = {**TILED, **changes}
     newline = changes.pop("newline", 256)
     path = write_folder(tmp_path / "llava", **changes)
-    save_file({"image_newline": np.zeros(newline, np.float16)}, path / "model-2.safetensors")
+    if newline is not None:
+        write_newline(path, newline)
     with pytest.raises(UserError, match=said):
         plan(tmp_path, [f"model.path={path}", "multimodal=llava", "engine=openvino", *words], "repository")
 
