@@ -46,8 +46,8 @@ class ScoredPictures:
             )
         key = int.from_bytes(hashlib.sha256(image).digest()[:6], "big")
         self._images[key] = image
-        at, size = ids.index(self._token), decode(image).shape[:2]
-        rows = self._tiling.rows(*size, self._tiling.tiles(*size) * self._tiling.features)
+        at, (height, width, _) = ids.index(self._token), decode(image).shape
+        rows = self._tiling.rows(height, width, self._tiling.tiles(height, width) * self._tiling.features)
         return [*ids[:at], *((MARK | key << ROW_BITS) + rows).tolist(), *ids[at + 1 :]]
 
     def image(self, key: int) -> bytes:

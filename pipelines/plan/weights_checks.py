@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from math import lcm
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from pipelines.checkpoint.llava import NEWLINE, VisionShape, vision_name
 from pipelines.checkpoint.tensors import read_header
 from pipelines.compress.config import CalibrationSettings, PruningSettings, QuantSettings, RecoverSettings
 from pipelines.domain.adapter import linear_widths
-from pipelines.domain.errors import Fault, UserError, collecting
+from pipelines.domain.errors import Fault, collecting
 from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat, rounding_is_known
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
@@ -360,12 +359,10 @@ def _targets(recover: RecoverSettings, shape: ModelShape) -> dict[str, tuple[int
 def vision_faults(d: Deployment) -> list[Fault]:
     """Find an encoder that the CPU engine does not build, or whose features fit neither the table nor the model."""
     images, faults = d.settings.multimodal, list[Fault]()
-    if images.path is None or not images.model_type.startswith("llava"):
+    if images.path is None or images.model_type != "llava":
         return []
-    if d.engine.example_scripts:
-        return _tiles_on_a_gpu(images.path)
-    if images.model_type != "llava" or d.engine.server is not ServerBackend.PYTHON:
-        return []
+    if d.engine.server is not ServerBackend.PYTHON:
+        return _tiles_on_a_gpu(d)
     with collecting(faults):
         shape = VisionShape.read(images.path)
         if shape.visual_tokens != images.visual_tokens:
@@ -401,16 +398,16 @@ def vision_faults(d: Deployment) -> list[Fault]:
     return faults
 
 
-def _tiles_on_a_gpu(folder: Path) -> list[Fault]:
+def _tiles_on_a_gpu(d: Deployment) -> list[Fault]:
     """Refuse LLaVA 1.6 on a GPU: NVIDIA's Triton model encodes its tiles, but neither arranges nor ends their rows.
 
     Source: triton_backend/all_models/multimodal/multimodal_encoders/1/model.py@5482176.
     """
-    with suppress(UserError):  # of another kind, which NVIDIA's script reads
-        if VisionShape.read(folder).grids:
-            what = f"multimodal.path='{folder}' is a LLaVA 1.6; NVIDIA's Triton models do not arrange its tiles."
-            return [Fault(what, "They serve LLaVA 1.5.", "Use engine=openvino, or a LLaVA 1.5.")]
-    return []
+    if d.encoder is None or not d.encoder.grids:
+        return []
+    folder = d.settings.multimodal.path
+    what = f"multimodal.path='{folder}' is a LLaVA 1.6; NVIDIA's Triton models do not arrange its tiles."
+    return [Fault(what, "They serve LLaVA 1.5.", "Use engine=openvino, or a LLaVA 1.5.")]
 
 
 def _newline_sizes(folder: Path) -> list[tuple[int, ...]]:

@@ -64,7 +64,7 @@ class Images:
 
     Attributes:
         model_type: type of the encoder, e.g. "llava".
-        visual_tokens: positions in the prompt that one image takes.
+        visual_tokens: positions in the prompt that one image takes, at most.
         images_per_request: upper bound per request.
     """
 

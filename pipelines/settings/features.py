@@ -98,11 +98,11 @@ class MultimodalSettings(Group):
     Attributes:
         model_type: of the encoder, as TensorRT-LLM's build_multimodal_engine.py names it.
         path: Hugging Face folder of the whole model, encoder included.
-        visual_tokens: positions of the prompt that one image takes.
+        visual_tokens: positions of the prompt that one image takes, at most.
         images_per_request: maximum number of images.
     """
 
-    model_type: Literal["none", "llava", "llava_next", "vila"] = "none"
+    model_type: Literal["none", "llava", "vila"] = "none"
     path: Path | None = None
     visual_tokens: Positive | None = None
     images_per_request: Positive = 1

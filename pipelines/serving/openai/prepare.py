@@ -243,7 +243,7 @@ def prepared_pictures(
             images.append(decode(content))
         except BadPictureError as error:
             raise refused(f"Picture {number} {error}") from None
-    placed = model.pictures.places(tokens, [image.shape[:2] for image in images])
+    placed = model.pictures.places(tokens, [(image.shape[0], image.shape[1]) for image in images])
     model.check_tokens(len(placed), "messages")
     return model.pictures.prepare(images), tuple(placed)
 
@@ -376,9 +376,10 @@ def _check_guide(sampling: Sampling, model: ServedModel) -> None:
 def _tokens(request: TokenizeRequest, model: ServedModel, limits: Limits) -> Prompt:
     if request.model is not None:
         model.check_name(request.model)
+    pictures: tuple[bytes | str, ...] = ()
     if request.messages is None:
         assert request.prompt is not None  # one of the two is
-        text, special, pictures = request.prompt, request.add_special_tokens is not False, ()
+        text, special = request.prompt, request.add_special_tokens is not False
     else:
         prompted = request.add_generation_prompt is not False
         values = {"add_generation_prompt": prompted, **(request.chat_template_kwargs or {})}
