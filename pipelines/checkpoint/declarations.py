@@ -18,6 +18,7 @@ from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.unified import FUSED, PRE_QUANT_SCALE, quantization_block, quantization_producer
 from pipelines.domain.errors import Fault, UserError, shown
 from pipelines.domain.formats import BY_QUANT_ALGO, FORMATS, UNIFORM, QFormat
+from pipelines.domain.model_shape import holds_mxfp4
 from pipelines.host.files import parse_json
 
 GROUPS = (16, 32, 64, 128, 256)
@@ -36,7 +37,7 @@ _OLD_AWQ = {"w_bit": "bits", "q_group_size": "group_size"}
 
 
 def quantization_of(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return how a Hugging Face folder says that it is quantized; None if it says nothing.
+    """Return how a Hugging Face folder says that it is quantized; None if it says nothing, or is gpt-oss in MXFP4.
 
     Args:
         folder: the folder; ModelOpt's hf_quant_config.json in it has the last word.
@@ -47,7 +48,7 @@ def quantization_of(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] |
     """
     if (own := quantization_block(folder)).get("quant_algo"):
         return _mended({"quant_method": "modelopt", **own, "producer": quantization_producer(folder)}, folder)
-    block = _declared(folder, config)
+    block = None if holds_mxfp4(config) else _declared(folder, config)
     if block is None or block.get("quant_method") != "modelopt":
         return block
     cache = block.get("kv_cache_scheme")

@@ -28,7 +28,7 @@ from pipelines.checkpoint.unified import linear_shapes
 from pipelines.domain.errors import Fault, shown
 from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import BY_QUANT_ALGO, FORMATS, KvFormat, QFormat, stored_as
-from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.model_shape import ModelShape, holds_mxfp4
 
 if TYPE_CHECKING:
     import numpy as np
@@ -139,7 +139,7 @@ def import_faults(
     """Return why a quantized folder cannot be imported with these settings; reads `g_idx`, but no weights."""
     block = quantization_of(folder, config)
     if block is None:
-        return [*undeclared_faults(f"{key}='{folder}'", folder)]
+        return [] if holds_mxfp4(config) else [*undeclared_faults(f"{key}='{folder}'", folder)]
     what = f"{key}='{folder}' is already quantized (quant_method={shown(block.get('quant_method'))})"
     faults = [*kind_faults(what, block)]
     if faults:

@@ -181,17 +181,37 @@ def expected_tensors(config: Mapping[str, Any], shape: ModelShape, block: Mappin
         tensors |= {f"{layer}.{norm}.weight": hidden for norm in (*_NORMS, *shape.family.more_norms)}
         if shape.family.experts:
             router = Expected(dtype, (shape.num_experts, shape.hidden_size))
-            tensors[f"{layer}.{shape.family.experts[0]}.gate.weight"] = router
+            tensors[f"{layer}.{shape.family.router}.weight"] = router
+        if shape.family.gpt_oss:
+            tensors |= {f"{layer}.{name}": tensor for name, tensor in _of_gpt_oss(shape, dtype).items()}
         tensors |= {f"{layer}.self_attn.{norm}.weight": head for norm in shape.family.head_norms.values()}
         for name, (out, width) in linear_shapes(shape).items():
+            if shape.family.gpt_oss and name.startswith("mlp."):
+                continue
             own = _block_of(f"{layer}.{name}", block)
             tensors |= {f"{layer}.{name}.{leaf}": t for leaf, t in _linear(out, width, own, dtype).items()}
             key = "attention_bias" if name.startswith("self_attn") else "mlp_bias"
-            if (shape.family.qkv_bias and name in FUSED[0]) or config.get(key):
+            if (shape.family.qkv_bias and name in FUSED[0]) or shape.family.settled(config).get(key):
                 tensors[f"{layer}.{name}.bias"] = Expected(dtype, (out,))
         if block.get("kv_cache_quant_algo"):
             tensors |= {f"{layer}.self_attn.{kv}_proj.{kv}_scale": _ONE for kv in "kv"}
     return tensors
+
+
+def _of_gpt_oss(shape: ModelShape, dtype: str) -> Tensors:
+    """Return the sinks of a layer and its experts, which are one tensor, in 16 bit or in MXFP4."""
+    count, inner, hidden = shape.num_experts, shape.intermediate_size, shape.hidden_size
+    tensors = {"self_attn.sinks": (shape.num_attention_heads,), "mlp.router.bias": (count,)}
+    found = {name: Expected(dtype, size) for name, size in tensors.items()}
+    for name, (out, width) in {"gate_up_proj": (2 * inner, hidden), "down_proj": (hidden, inner)}.items():
+        stem = f"mlp.experts.{name}"
+        found[f"{stem}_bias"] = Expected(dtype, (count, out))
+        if shape.mxfp4:
+            found[f"{stem}_blocks"] = Expected("U8", (count, out, width // 32, 16))
+            found[f"{stem}_scales"] = Expected("U8", (count, out, width // 32))
+        else:
+            found[stem] = Expected(dtype, (count, width, out))
+    return found
 
 
 def _block_of(linear: str, block: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -246,6 +246,11 @@ def _layer_tensors(config: CheckpointConfig, path: str) -> Tensors:
         count = config.experts.count
         own = count // config.moe_ep_size
         tensors["mlp.router.weight"] = Expected("F32", (count, hidden))
+        if family.gpt_oss:
+            tensors["attention.sinks"] = Expected(dtype, (config.num_attention_heads,))
+            tensors["mlp.router.bias"] = Expected("F32", (count,))
+            tensors["mlp.fc.bias"] = Expected(dtype, (count, 2 * inner))
+            tensors["mlp.proj.bias"] = Expected(dtype, (count, hidden))
         # up and gate are one, as TensorRT-LLM's plugin reads them
         for name, (out, width) in {"mlp.fc": (2 * inner, hidden), "mlp.proj": (hidden, inner)}.items():
             for leaf, tensor in _linear_tensors(config, name, f"{path}.{name}", out, width).items():

@@ -23,6 +23,7 @@ from pipelines.checkpoint.unified import linear_shapes
 from pipelines.checkpoint.verify import expected_tensors, has_bias
 from pipelines.compress.calibration import ProgressRecord, calibration_facts, new_files_removed, stamp
 from pipelines.compress.checkpoint_layout import RanksLayout, copy_vocabulary
+from pipelines.compress.expert_weights import ExpertWeights
 from pipelines.compress.model_folder import EMBEDDING, HEAD, NORM, ModelFolder, ModelWeights, TensorWriter, torch_dtype
 from pipelines.compress.postprocess import corrected
 from pipelines.compress.specs import QuantSpec
@@ -119,7 +120,8 @@ class CheckpointTensors:
             dtype: of the checkpoint.
             group: input channels of a linear that share a scale in INT4; 0 leaves linears in 16 bit.
         """
-        self.weights, self.dtype = ModelWeights(source), dtype
+        self.weights = ExpertWeights(source) if source.shape.family.gpt_oss else ModelWeights(source)
+        self.dtype = dtype
         self._family, self._group = source.shape.family, group
         self._experts = source.shape.num_experts
         self._linears = _FUSED_LINEARS if self._family.fused_linears else LINEARS
@@ -140,6 +142,8 @@ class CheckpointTensors:
             return self._norm(NORM)
         _, _, layer, rest = name.split(".", 3)
         module, _, leaf = rest.rpartition(".")
+        if leaf == "sinks":
+            return self._read(f"model.layers.{layer}.self_attn.sinks")
         if module.startswith("mlp.") and self._family.experts is not None:
             return self._of_experts(int(layer), module, leaf)
         if leaf == "bias" or module in self._linears:
@@ -163,10 +167,16 @@ class CheckpointTensors:
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _of_experts(self, layer: int, module: str, leaf: str) -> torch.Tensor:
-        """Return the router [E, I], in float32 as TensorRT-LLM computes it, or a tensor of all experts [E, ...]."""
+        """Return the router [E, I], in float32 as TensorRT-LLM computes it, or a tensor of all experts [E, ...].
+
+        A bias is [E], or that of all experts [E, O].
+        """
         assert self._family.experts is not None
         if module == "mlp.router":
-            return self._read(f"model.layers.{layer}.{self._family.experts[0]}.gate.weight").float()
+            return self._read(f"model.layers.{layer}.{self._family.router}.{leaf}").float()
+        if leaf == "bias":
+            names = [f"{name}.bias" for names in self.linears_of_experts(layer, module) for name in names]
+            return torch.stack([self._read(name) for name in names]).reshape(self._experts, -1)
         joined = self._joined([name for names in self.linears_of_experts(layer, module) for name in names], leaf)
         return joined.reshape(self._experts, -1, joined.shape[1])
 
@@ -318,7 +328,12 @@ def _check(source: ModelFolder, tensors: CheckpointTensors, config: CheckpointCo
     sizes = linear_shapes(shape)
     of_a_layer: dict[str, tuple[int, ...]] = {f"{name}.weight": size for name, size in sizes.items()}
     if shape.family.experts:
-        of_a_layer[f"{shape.family.experts[0]}.gate.weight"] = (shape.num_experts, shape.hidden_size)
+        of_a_layer[f"{shape.family.router}.weight"] = (shape.num_experts, shape.hidden_size)
+    if shape.family.gpt_oss:
+        experts = {name: size for name, size in sizes.items() if name.startswith("mlp.")}
+        of_a_layer |= {f"{name}.bias": size[:1] for name, size in experts.items()}
+        of_a_layer |= {f"{shape.family.router}.bias": (shape.num_experts,)}
+        of_a_layer |= {"self_attn.sinks": (shape.num_attention_heads,)}
     for module, linears in LINEARS.items():
         if has_bias(config, module):
             of_a_layer |= {f"{linear}.bias": sizes[linear][:1] for linear in linears}
@@ -394,7 +409,8 @@ def _mixture(shape: ModelShape, config: Mapping[str, Any]) -> dict[str, Any]:
         "top_k": shape.num_experts_per_token,
         "normalization_mode": int(config.get("norm_topk_prob", True)),  # of Mixtral always
     }
-    return {"hidden_act": "swiglu", "moe": moe, "moe_intermediate_size": shape.intermediate_size}
+    act = "swigluoai" if shape.family.gpt_oss else "swiglu"  # vLLM's name of it; TensorRT-LLM 1.2 has none
+    return {"hidden_act": act, "moe": moe, "moe_intermediate_size": shape.intermediate_size}
 
 
 def _windows(shape: ModelShape, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -403,13 +419,14 @@ def _windows(shape: ModelShape, config: Mapping[str, Any]) -> dict[str, Any]:
     Source: TensorRT-LLM `models/gemma/config.py`, `Gemma3ConfigGroup` of `models/modeling_utils.py`.
     """
     window = {"sliding_window": shape.sliding_window or None}
+    pattern = shape.global_every or shape.num_hidden_layers + 1
     if not shape.family.more_norms:
-        return window
+        return window | ({"_sliding_window_pattern": pattern} if shape.family.gpt_oss else {})
     return window | {
         "inter_layernorms": True,
         "query_pre_attn_scalar": config.get("query_pre_attn_scalar", 256),
         "final_logit_softcapping": None,
-        "_sliding_window_pattern": shape.global_every or shape.num_hidden_layers + 1,
+        "_sliding_window_pattern": pattern,
         "rope_local_base_freq": local_rope(config)["rope_local_base_freq"],
     }
 

@@ -150,7 +150,7 @@ class ModelWeights:
         Raises:
             UserError: names the first such tensor.
         """
-        if missing := sorted(shapes.keys() - self._found.keys()):
+        if missing := sorted(name for name in shapes if name not in self):
             raise UserError(
                 f"{self.folder} lacks the tensor '{missing[0]}' ({len(missing)} missing).",
                 todo="Download the model again.",
@@ -210,27 +210,33 @@ class ModelWeights:
 
     def _read(self, name: str, spans: Sequence[tuple[int, int]], dtype: torch.dtype) -> torch.Tensor:
         """Read spans of elements [begin, end), one after the other, into one vector."""
-        path, info = self._found[name]
+        _, info = self._found[name]
         if info.dtype not in _TORCH:
             raise UserError(
                 f"The weight '{name}' of {self.folder} has the type {info.dtype}.",
                 allowed=f"Weights to compress: {', '.join(_TORCH)}.",
                 todo="Give the original model.",
             )
-        item = ITEM_BYTES[info.dtype]
-        values = torch.empty(sum(end - begin for begin, end in spans), dtype=_TORCH[info.dtype])
-        into, done = raw(values), 0
-        with path.open("rb", buffering=0) as file:
-            for begin, end in spans:
-                file.seek(info.begin + begin * item)
-                fill(file, into[done : done + (end - begin) * item], path, name)
-                done += (end - begin) * item
+        values = self._values(name, spans, _TORCH[info.dtype])
         if values.numel() and not all(torch.isfinite(extreme) for extreme in torch.aminmax(values)):
             raise UserError(
                 f"The weight '{name}' of {self.folder} contains NaN or infinity.",
                 todo="Download or train the model again; such a model cannot be calibrated.",
             )
         return values.to(dtype)
+
+    def _values(self, name: str, spans: Sequence[tuple[int, int]], stored: torch.dtype) -> torch.Tensor:
+        """Read spans of elements into one vector, in the type in which they are stored."""
+        path, info = self._found[name]
+        item = ITEM_BYTES[info.dtype]
+        values = torch.empty(sum(end - begin for begin, end in spans), dtype=stored)
+        into, done = raw(values), 0
+        with path.open("rb", buffering=0) as file:
+            for begin, end in spans:
+                file.seek(info.begin + begin * item)
+                fill(file, into[done : done + (end - begin) * item], path, name)
+                done += (end - begin) * item
+        return values
 
 
 def loaded_files(source: ModelFolder) -> list[Path]:

@@ -82,7 +82,8 @@ def corrected(exported: Mapping[str, Any], hf_config: Mapping[str, Any], spec: Q
         "vocab_size": hf_config["vocab_size"],
         # The exporter counts the columns of a packed weight, in which some formats have two values each.
         "hidden_size": hf_config["hidden_size"],
-        "attn_bias": family.qkv_bias or (family.attention_bias and bool(hf_config.get("attention_bias", False))),
+        "attn_bias": family.qkv_bias
+        or (family.attention_bias and bool(family.settled(hf_config).get("attention_bias"))),
         "mlp_bias": "mlp_bias" in family.defaults and bool(hf_config.get("mlp_bias", False)),
         "hidden_act": _activation(exported["hidden_act"]),
         "mapping": {

@@ -20,6 +20,7 @@ class Architecture(StrEnum):
     GEMMA = "GemmaForCausalLM"
     GEMMA2 = "Gemma2ForCausalLM"
     GEMMA3 = "Gemma3ForCausalLM"
+    GPT_OSS = "GptOssForCausalLM"
     LLAMA = "LlamaForCausalLM"
     MISTRAL = "MistralForCausalLM"
     MIXTRAL = "MixtralForCausalLM"
@@ -54,6 +55,7 @@ class Family:
             being installed; None where it does not.
         not_exported: why ModelOpt writes no TensorRT-LLM checkpoint, for messages.
         cpu_engine: whether the CPU engine supports it.
+        trtllm_build: whether trtllm-build of TensorRT-LLM 1.2 does, if there is a checkpoint.
         head_is_embedding: whether checkpoints have no output head of their own, which config.json need not state.
         scales_embedding: embeddings are multiplied by sqrt(hidden size).
         norm_offset: norms multiply by (this + the weight of the Hugging Face model).
@@ -65,6 +67,8 @@ class Family:
         states_window: whether checkpoints state the sliding window, which the CPU engine then keeps to.
         experts: the modules of a mixture's experts in a layer, and the names of their gate, up and down projections;
             None for a dense model.
+        gpt_oss: whether layers have what only gpt-oss has: an attention sink per head, experts and router with biases,
+            one tensor for all experts, and a clamped activation between gate and up.
         head_norms: norms of each query and key head, TensorRT-LLM's names within the attention: Hugging Face's.
         qkv_bias: whether q, k and v have a bias, and the output projection none, which config.json does not state.
         attention_bias: whether config.json's `attention_bias` can give all four linears of attention a bias.
@@ -86,6 +90,7 @@ class Family:
     architecture: Architecture
     modelopt_type: str | None
     cpu_engine: bool
+    trtllm_build: bool = True
     head_is_embedding: bool = False
     scales_embedding: bool = False
     norm_offset: float = 0.0
@@ -96,6 +101,7 @@ class Family:
     by_tensor: bool = False
     states_window: bool = False
     experts: tuple[str, tuple[str, str, str]] | None = None
+    gpt_oss: bool = False
     head_norms: Mapping[str, str] = field(default_factory=dict)
     qkv_bias: bool = False
     attention_bias: bool = True
@@ -121,6 +127,12 @@ class Family:
     def built(self) -> bool:
         """Whether there are TensorRT-LLM checkpoints of this family, in some format at least."""
         return self.modelopt_type is not None or self.by_tensor
+
+    @property
+    def router(self) -> str:
+        """Hugging Face's name of the router in a layer of a mixture."""
+        assert self.experts is not None
+        return f"{self.experts[0]}.{'router' if self.gpt_oss else 'gate'}"
 
     @property
     def model_type(self) -> str:
@@ -151,6 +163,10 @@ _GEMMA = {"head_dim": 256, "tie_word_embeddings": True, "attention_bias": False}
 _GELU = "gelu_pytorch_tanh"
 _WINDOWS_OF_QWEN = {
     "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None,
+}  # fmt: skip
+_YARN_OF_GPT_OSS = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096,
 }  # fmt: skip
 _ONLY_WITH_TENSORRT_LLM = (
     "ModelOpt's exporter knows it only where tensorrt_llm is installed beside it, although TensorRT-LLM 1.2 builds it"
@@ -216,6 +232,27 @@ _ROWS = (
         | _GEMMA
         | {"num_key_value_heads": 4, "hidden_activation": _GELU, "max_position_embeddings": 131072, "rope_theta": 1e6}
         | {"sliding_window": 4096, "sliding_window_pattern": 6, "layer_types": None, "rope_local_base_freq": 1e4},
+    ),
+    Family(
+        name="gpt_oss",
+        title="gpt-oss",
+        architecture=Architecture.GPT_OSS,
+        modelopt_type=None,
+        cpu_engine=True,
+        trtllm_build=False,
+        by_tensor=True,
+        states_window=True,
+        sliding_window=128,
+        global_every=2,
+        experts=("mlp", ("gate_proj", "up_proj", "down_proj")),
+        gpt_oss=True,
+        not_exported="ModelOpt exports no gpt-oss for trtllm-build, which does not know it",
+        features=frozenset({"llm_api"}),
+        nulls=("rope_parameters",),
+        defaults=_ALL
+        | {"head_dim": 64, "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5}
+        | {"num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128, "layer_types": None}
+        | {"attention_bias": True, "rope_theta": 150000.0, "rope_parameters": _YARN_OF_GPT_OSS},
     ),
     Family(
         name="llama",
@@ -361,11 +398,6 @@ SIZED: dict[str, SizedFamily] = {
     ),
     "Glm4ForCausalLM": SizedFamily(_HEADS_OF_128),
     "GlmForCausalLM": SizedFamily(_HEADS_OF_128),
-    "GptOssForCausalLM": SizedFamily(
-        {"head_dim": 64, "num_key_value_heads": 8, "max_position_embeddings": 131072}
-        | {"num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128, "layer_types": None},
-        global_every=2,
-    ),
     "GraniteForCausalLM": SizedFamily({"max_position_embeddings": 2048}),
     "InternLM3ForCausalLM": SizedFamily(),
     "OlmoForCausalLM": SizedFamily({"max_position_embeddings": 2048}),

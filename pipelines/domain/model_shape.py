@@ -34,6 +34,7 @@ class ModelShape:
         global_every: every n-th layer attends to all tokens despite the window; 0 is none.
         windowed: which layers have the window, where neither all have it nor all but every n-th; else empty.
         norms_per_layer: RMS or layer norms, each with `hidden_size` weights.
+        mxfp4: whether the model's folder has its experts in MXFP4.
         name: for display; two models with different names may have the same shape.
         pruned_from: the model that this one was pruned from.
     """
@@ -55,6 +56,7 @@ class ModelShape:
     global_every: int = 0
     windowed: tuple[bool, ...] = ()
     norms_per_layer: int = 2
+    mxfp4: bool = field(default=False, compare=False)
     name: str = field(default="", compare=False)
     pruned_from: ModelShape | None = field(default=None, compare=False, repr=False)
 
@@ -108,6 +110,7 @@ class ModelShape:
             max_position_embeddings=read.size("max_position_embeddings"),
             tie_word_embeddings=read.switch("tie_word_embeddings", False),
             **_other_sizes(read, architecture),
+            mxfp4=buildable and holds_mxfp4(config),
             name=name,
         )
         read.check_reals()
@@ -213,6 +216,12 @@ class ModelShape:
         return self.vocab_size * self.hidden_size
 
     @property
+    def published_bits(self) -> float | None:
+        """Mean bits of the linears where the model is served as its folder holds it; None in 16 bit."""
+        experts = self.num_experts * self.expert_params
+        return (16 * self.attention_params + 4.25 * experts) / (self.attention_params + experts) if self.mxfp4 else None
+
+    @property
     def num_params(self) -> int:
         """All weights. Llama-3-8B: 8,030,261,248; Gemma-2B: 2,506,172,416; Mixtral 8x7B: 46,701,744,128.
 
@@ -221,6 +230,13 @@ class ModelShape:
         tables = self.head_params * (1 if self.tie_word_embeddings else 2)
         norms = self.hidden_size * (self.norms_per_layer * self.num_hidden_layers + 1)
         return self.linear_params + tables + norms
+
+
+def holds_mxfp4(config: Mapping[str, Any]) -> bool:
+    """Return whether a folder is gpt-oss as published: experts in MXFP4, which are read as a model in 16 bit."""
+    block = config.get("quantization_config")
+    is_it = config.get("architectures") == [Architecture.GPT_OSS]
+    return is_it and isinstance(block, Mapping) and block.get("quant_method") == "mxfp4"
 
 
 def implied_sizes(architecture: str) -> dict[str, Any]:
@@ -236,6 +252,8 @@ def implied_sizes(architecture: str) -> dict[str, Any]:
 PHI3_ROPE = ("default", "longrope", "su", "yarn")
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 _WHOLE_HEADS = (Architecture.LLAMA, Architecture.GEMMA2, Architecture.GEMMA3)
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+"""Of gpt-oss: what the gate is multiplied by within the sigmoid, and where gate and up are clamped."""
 _NULL_HEADS = (Architecture.LLAMA, Architecture.MISTRAL, Architecture.MIXTRAL)
 
 
@@ -287,6 +305,8 @@ def _check_built(read: ConfigNumbers, family: Family, head_dim: int) -> None:
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if family.more_norms and config.get(key):
             read.fault(f"has {key}={shown(config[key])}.", f"{family.title} is computed without it: it must be null.")
+    if family.gpt_oss and config.get("swiglu_limit", SWIGLU_LIMIT) != SWIGLU_LIMIT:
+        read.fault(f"has swiglu_limit={shown(config['swiglu_limit'])}.", f"Transformers computes {SWIGLU_LIMIT:g}.")
     _check_activation(read, family)
     kinds = read.items("layer_types")
     if config.get("layer_types") is not None and read.fine:

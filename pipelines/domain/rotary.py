@@ -37,7 +37,7 @@ _ORIGINAL = "original_max_position_embeddings"
 LAYER_TYPES = ("full_attention", "sliding_attention")
 PLAIN_YARN = (
     "yarn works with factor, original_max_position_embeddings, beta_fast and beta_slow, a rotary base above 1, and"
-    " neither attention_factor, mscale, mscale_all_dim nor truncate=false."
+    " neither attention_factor, mscale nor mscale_all_dim."
 )
 
 
@@ -221,15 +221,13 @@ def _kind(block: Mapping[str, Any]) -> str:
 
 
 def yarn_differences(block: Mapping[str, Any]) -> list[str]:
-    """List what makes TensorRT-LLM scale by yarn in another way than Transformers does.
+    """List what makes engines scale by yarn in another way than Transformers does.
 
-    TensorRT-LLM knows no `attention_factor` and no `truncate`, uses one of the mscales without the other, and takes
-    4096 for missing original positions. Source: `layers/attention.py`, `functional.py`
+    TensorRT-LLM knows no `attention_factor`, uses one of the mscales without the other, and takes 4096 for missing
+    original positions. Source: `layers/attention.py`, `functional.py`
     (create_sinusoidal_positions_yarn); Transformers `modeling_rope_utils.py`.
     """
     differences = [f"{key}={block[key]}" for key in _ENGINES_DIFFER if block.get(key) is not None]
-    if not block.get("truncate", True):
-        differences.append("truncate=false")
     if block.get(_ORIGINAL) is None:
         differences.append("no original_max_position_embeddings")
     return differences
@@ -243,15 +241,19 @@ class Rotary:
         kind: type of scaling: "default", "linear", "llama3", "yarn", ...
         fraction: share of each head's channels that is rotated.
         differences: how an engine scales differently from Transformers, in words.
+        truncate: whether yarn rounds the ends of its ramp to whole pairs of channels.
     """
 
     kind: str
     fraction: float
     differences: tuple[str, ...] = ()
+    truncate: bool = True
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Rotary:
         """Read a Hugging Face configuration."""
         config = settled(config)
         kind, block = _kind(_block(config)), rope_scaling(config) or {}
-        return cls(kind, _fraction(config), tuple(yarn_differences(block)) if kind == "yarn" else ())
+        if kind != "yarn":
+            return cls(kind, _fraction(config))
+        return cls(kind, _fraction(config), tuple(yarn_differences(block)), bool(block.get("truncate", True)))

@@ -45,6 +45,8 @@ def _window_not_kept(d: DeploymentFacts) -> Cases:
 
 def _own_window_unset(d: DeploymentFacts) -> Cases:
     """Return the model's own window if the runtime is configured with another."""
+    if not shape(d).family.trtllm_build:
+        return ()
     windows = d.triton.max_attention_window_size or ()
     pattern = [min(window, longest(d) or window) for window in shape(d).windows]
     same = windows and all(

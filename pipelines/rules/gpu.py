@@ -17,7 +17,7 @@ from pipelines.domain.formats import (
     lacks_integers,
 )
 from pipelines.engines.tensorrt_llm.config import key_of
-from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, either, shape, sm
+from pipelines.rules.record import BUILT, CPU, GPU, Cases, DeploymentFacts, Rule, Severity, either, shape, sm
 from pipelines.rules.split import BUILDER, GEMMA, MODELOPT, PLUGIN, PRECISION, SUPPORT
 
 TOPIC = "Formats and GPUs"
@@ -52,7 +52,7 @@ def _not_by_tensor(d: DeploymentFacts) -> Cases:
         return ()
     if not d.needs_gpu and formats == (QFormat.INT4_RTN,) and d.kv_format is KvFormat.AUTO:
         return ()
-    fp8 = bool(family.experts) and d.world_size == 1
+    fp8 = bool(family.experts) and family.trtllm_build and d.world_size == 1
     if fp8 and formats == (QFormat.FP8,) and d.kv_format is not KvFormat.INT8:
         return ()
     more = ("" if d.needs_gpu else ", int4_rtn") + (", fp8" if fp8 else "")
@@ -161,6 +161,24 @@ RULES = (
         source=f"{MODELOPT}: build_moe_config reads a list of experts, other decoders need tensorrt_llm",
     ),
     family_rule(
+        name="trtllm-build-has-no-gpt-oss",
+        engines=GPU,
+        when=lambda d: not shape(d).family.trtllm_build,
+        failed="{d.shape.architecture} is not supported by engine=tensorrt_llm: trtllm-build of TensorRT-LLM 1.2 does"
+        " not know {d.shape.family.title}.",
+        todo="Use engine=openvino, or engine=tensorrt_llm_llmapi.",
+        source="tensorrt_llm/models/__init__.py (1.2): MODEL_MAP",
+    ),
+    family_rule(
+        name="gpt-oss-has-one-rank",
+        engines=CPU,
+        when=lambda d: not shape(d).family.trtllm_build and d.world_size > 1,
+        failed="build.tp_size={d.build.tp_size} build.pp_size={d.build.pp_size} would split the checkpoint of"
+        " {d.shape.architecture}, which has one rank: no engine reads it from several GPUs.",
+        todo="Set build.tp_size=1 build.pp_size=1, or use engine=tensorrt_llm_llmapi.",
+        source="pipelines/checkpoint/verify.py: sinks and biases of experts are whole",
+    ),
+    family_rule(
         name="windows-of-gemma-3-alternate",
         engines=BUILT,
         when=lambda d: bool(shape(d).windowed) and shape(d).family.states_window,
@@ -173,7 +191,12 @@ RULES = (
         name="positions-of-gemma-3-and-phi-3-are-plain",
         engines=GPU,
         needs=("shape", "rotary"),
-        when=lambda d: d.rotary is not None and d.rotary.kind != "default" and shape(d).family.states_window,
+        when=lambda d: (
+            d.rotary is not None
+            and d.rotary.kind != "default"
+            and shape(d).family.states_window
+            and shape(d).family.trtllm_build
+        ),
         failed="{d.label} scales its rotary positions by rope_type '{d.rotary.kind}', which TensorRT-LLM's"
         " {d.shape.family.title} would compute in another way than the model.",
         todo="Use engine=tensorrt_llm_llmapi.",

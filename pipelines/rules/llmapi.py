@@ -16,6 +16,7 @@ from pipelines.rules.split import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUP
 
 TOPIC = "LLM API"
 OPTIONS = "pipelines/engines/tensorrt_llm/llm_api_options (NVIDIA's llm_args.py, a commit per version)"
+GPT_OSS = "tensorrt_llm/_torch/models/modeling_gpt_oss.py@050b6cb: load_hf_weights, pp_size == 1"
 EFFECTS = "pipelines/engines/tensorrt_llm/llm_api_options/effects.json"
 READ = (
     "max_batch_size",
@@ -169,11 +170,38 @@ RULES = (
     rule(
         name="mixtures-are-exported-in-fp8",
         needs=("shape",),
-        when=lambda d: bool(shape(d).family.experts) and d.qformat is not QFormat.FP8,
+        when=lambda d: bool(shape(d).family.experts) and not shape(d).family.gpt_oss and d.qformat is not QFormat.FP8,
         failed="quant={d.qformat} of {d.shape.architecture} cannot be exported: of models with experts that"
         " Transformers 5 holds in one tensor, ModelOpt 0.47 exports FP8 only.",
         allowed="Supported here: {quants}.",
         source="NVIDIA/Model-Optimizer modelopt/torch/export/layer_utils.py, unified_export_hf.py (0.47)",
+    ),
+    rule(
+        name="llm-api-reads-gpt-oss-as-published",
+        needs=("shape",),
+        when=lambda d: shape(d).family.gpt_oss and d.qformat is not QFormat.NONE,
+        failed="engine=tensorrt_llm_llmapi does not support quant={d.qformat} of {d.shape.architecture}: it reads the"
+        " model's folder, with experts in MXFP4 or 16 bit.",
+        todo="Set quant=none.",
+        source=GPT_OSS,
+    ),
+    rule(
+        name="llm-api-has-gpt-oss-in-one-stage",
+        needs=("shape",),
+        when=lambda d: shape(d).family.gpt_oss and d.build.pp_size > 1,
+        failed="build.pp_size={d.build.pp_size} of {d.shape.architecture} stops TensorRT-LLM's PyTorch backend: it has"
+        " no pipeline parallelism for gpt-oss.",
+        todo="Set build.pp_size=1.",
+        source=GPT_OSS,
+    ),
+    rule(
+        name="mxfp4-needs-hopper",
+        needs=("shape", "sm"),
+        when=lambda d: shape(d).mxfp4 and sm(d) < 9.0,
+        failed="{d.label} has experts in MXFP4, which TensorRT-LLM runs on Hopper and newer; this GPU has compute"
+        " capability {d.sm}.",
+        todo="Choose another GPU, or engine=openvino.",
+        source="docs/source/deployment-guide/deployment-guide-for-gpt-oss-on-trtllm.md (1.4): MoE backends",
     ),
     rule(
         name="llm-api-has-gemma-3-only",

@@ -60,6 +60,16 @@ ROTARY_RULES = (
         source=ROPE,
     ),
     rotary_rule(
+        name="yarn-is-truncated",
+        engines=GPU,
+        needs=("rotary",),
+        when=lambda d: not _rotary(d).truncate and (d.shape is None or d.shape.family.trtllm_build),
+        failed="{d.label} scales its rotary positions by yarn with truncate=false, but TensorRT-LLM 1.2 rounds the ends"
+        " of the ramp.",
+        todo="Use engine=openvino or engine=tensorrt_llm_llmapi.",
+        source=ROPE,
+    ),
+    rotary_rule(
         name="heads-rotate-wholly",
         needs=("rotary",),
         when=lambda d: _rotary(d).fraction != 1.0,

@@ -64,6 +64,11 @@ RANDOM: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3Text", {"head_dim": 64, "sliding_window": 32, "num_hidden_layers": 6}),
     "phi3": ("Phi3", {"sliding_window": 40}),
     "phi3_without_window": ("Phi3", {"sliding_window": None}),
+    "gpt_oss": (
+        "GptOss",
+        {"head_dim": 64, "sliding_window": 32, "num_hidden_layers": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+        | {"rope_parameters": YARN | {"rope_theta": 150000.0, "truncate": False}},
+    ),
     "mixtral": ("Mixtral", {"num_local_experts": 4}),
     "qwen3_moe": (
         "Qwen3Moe",
@@ -73,17 +78,21 @@ RANDOM: dict[str, tuple[str, dict[str, Any]]] = {
 """Families whose weights tiny_llama's do not fit."""
 
 
-def write_random(folder: Path, kind: str) -> Path:
+def write_random(folder: Path, kind: str, **changes: Any) -> Path:
     """Write a Hugging Face folder of a kind of `RANDOM` with random weights in bf16."""
     name, own = RANDOM[kind]
     trained = json.loads((TRAINED / "config.json").read_text())
     sizes = {key: trained[key] for key in SHARED if key not in ("head_dim", "rope_theta", "rope_scaling")}
-    config = getattr(transformers, f"{name}Config")(**{**sizes, "num_hidden_layers": 2, **own})
+    config = getattr(transformers, f"{name}Config")(**{**sizes, "num_hidden_layers": 2, **own, **changes})
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     for key, weight in model.named_parameters():
         if "norm" in key:  # both w and 1 + w are whole numbers of 1/64, which bf16 holds
             weight.data += torch.randint(-16, 17, weight.shape) / 64
+        if key.endswith("experts.gate_up_proj") and name == "GptOss":
+            weight.data *= 16  # so that some of gate and up are clamped
+        if key.endswith(("bias", "sinks")):
+            torch.nn.init.normal_(weight.data, std=2 if key.endswith("sinks") else 0.25)
     model.save_pretrained(folder)
     for file in TRAINED.glob("*token*.json"):
         shutil.copy(file, folder)

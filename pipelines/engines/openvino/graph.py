@@ -1,4 +1,4 @@
-"""The decoder of Gemma, Llama, Mistral, Mixtral, Phi and Qwen as an OpenVINO graph, from a TensorRT-LLM checkpoint.
+"""The decoder of Gemma, gpt-oss, Llama, Mistral, Mixtral, Phi and Qwen as an OpenVINO graph, from a checkpoint.
 
 Inputs: input_ids [B, T], attention_mask [B, P + T], position_ids [B, T], beam_idx [B], all i64 but beam_idx (i32).
 Output: logits [B, T, V], float32. Two Variables per layer hold the K and V of the P past tokens, [B, KV heads, P,
@@ -18,12 +18,14 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as op
 from openvino.op.util import Variable, VariableInfo
+from openvino.utils.node_factory import NodeFactory
 
 from pipelines.checkpoint.read import Checkpoint, check_weight_dtype
 from pipelines.checkpoint.tensors import numpy_dtype
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import FLOAT_WEIGHTS, Activation, KvFormat
+from pipelines.domain.model_shape import SWIGLU_ALPHA, SWIGLU_LIMIT
 from pipelines.engines.openvino.lora import named
 from pipelines.engines.openvino.mixture import ExpertTensors, routed
 from pipelines.engines.openvino.prompt_table import with_table
@@ -67,6 +69,25 @@ _ACTS: dict[str, Callable[[ov.Node], ov.Node]] = {
     "gelu": lambda x: op.gelu(x, "tanh"),  # as in TensorRT-LLM's table, whose only GELU this is
     "gelu_pytorch_tanh": lambda x: op.gelu(x, "tanh"),
 }
+
+
+_CLAMPED = "swigluoai"
+
+
+def _gated(name: str) -> Callable[[ov.Node, ov.Node], ov.Node]:
+    """Return the function of gate and up that is the input of the down projection."""
+    if name == _CLAMPED:
+        return _clamped
+    # Without broadcasting, so that OpenVINO does not make one node of the MLP where there is AMX: that holds the
+    # weights twice and divides by zero on one thread.
+    return lambda gate, up: op.multiply(_ACTS[name](gate), up, "NONE")
+
+
+def _clamped(gate: ov.Node, up: ov.Node) -> ov.Node:
+    """Return gate sigmoid(1.702 gate) (up + 1), with gate at most 7 and up within 7 of 0 (gpt-oss)."""
+    gate = op.minimum(gate, np.float32(SWIGLU_LIMIT))
+    up = op.clamp(up, -SWIGLU_LIMIT, SWIGLU_LIMIT)
+    return op.multiply(op.swish(gate, np.float32(SWIGLU_ALPHA)), op.add(up, np.float32(1)), "NONE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,16 +210,14 @@ class GraphBuilder:
             up_in = gate_in if shares else self._quantized(f"{ours}.mlp.gate", f"{theirs}.mlp.up_proj", normed)
             gate = self._linear(f"{ours}.mlp.fc", f"{theirs}.mlp.gate_proj", gate_in)
             up = self._linear(f"{ours}.mlp.gate", f"{theirs}.mlp.up_proj", up_in)
-        # Without broadcasting, so that OpenVINO does not make one node of the MLP where there is AMX: that holds the
-        # weights twice and divides by zero on one thread.
-        product = named(op.multiply(_ACTS[self._config.hidden_act](gate), up, "NONE"), f"{theirs}.mlp.product")
+        product = named(_gated(self._config.hidden_act)(gate, up), f"{theirs}.mlp.product")
         down_in = self._quantized(f"{ours}.mlp.proj", f"{theirs}.mlp.down_proj", product)
         return self._linear(f"{ours}.mlp.proj", f"{theirs}.mlp.down_proj", down_in)
 
     def _mixture(self, ours: str, theirs: str, normed: ov.Node) -> ov.Node:
         config, experts = self._config, self._config.experts
         assert experts is not None
-        inner, act = config.intermediate_size, _ACTS[config.hidden_act]
+        inner, gated = config.intermediate_size, _gated(config.hidden_act)
         rounds = config.format_of(f"{ours}.mlp.fc").activation in _QUANTIZERS
         rounded = self._quantized(f"{ours}.mlp.fc", f"{theirs}.mlp.experts", normed) if rounds else normed
 
@@ -208,17 +227,22 @@ class GraphBuilder:
 
             def product(module: str, linear: str, x: ov.Node, of: slice = slice(None)) -> ov.Node:
                 weight = named(store.weight(f"{ours}.mlp.{module}", of), f"{name}.{linear}.weight")
-                return named(op.matmul(x, weight, transpose_a=False, transpose_b=True), f"{name}.{linear}")
+                result = named(op.matmul(x, weight, transpose_a=False, transpose_b=True), f"{name}.{linear}")
+                bias = f"{ours}.mlp.{module}.bias"
+                if bias not in self._checkpoint:
+                    return result
+                return named(op.add(result, store.float32(bias)[of]), f"{name}.{linear}.biased")
 
             up = product("fc", "up_proj", rows, slice(0, inner))
             gate = product("fc", "gate_proj", rows, slice(inner, 2 * inner))
-            inside = op.multiply(act(gate), up, "NONE")
+            inside = gated(gate, up)
             if rounds:
                 inside = self._quantized(f"{ours}.mlp.proj", f"{name}.down_proj", inside)
             return product("proj", "down_proj", inside)
 
-        router = self._store.float32(f"{ours}.mlp.router.weight")
-        return routed(normed, rounded, router, experts, config.hidden_size, f"{theirs}.mlp", expert)
+        router, bias = self._store.float32(f"{ours}.mlp.router.weight"), f"{ours}.mlp.router.bias"
+        router_bias = self._store.float32(bias) if bias in self._checkpoint else None
+        return routed(normed, rounded, router, router_bias, experts, config.hidden_size, f"{theirs}.mlp", expert)
 
     def _attention(self, layer: int, x: ov.Node, shared: _Inputs) -> ov.Node:
         config, ours = self._config, f"transformer.layers.{layer}.attention"
@@ -240,12 +264,22 @@ class GraphBuilder:
         v = self._cached(f"past_key_values.{layer}.valuepresent.{layer}.value", f"{theirs}.v", v, shared)
         k, v = named(self._repeated(k), f"{theirs}.k_repeated"), named(self._repeated(v), f"{theirs}.v_repeated")
         scale = op.constant(np.float32((config.raw.get("query_pre_attn_scalar") or config.head_size) ** -0.5))
-        attended = named(op.scaled_dot_product_attention(q, k, v, shared.mask, scale), f"{theirs}.attention")
+        attended = named(self._attended(ours, q, k, v, shared.mask, scale), f"{theirs}.attention")
         merged = op.transpose(attended, np.array([0, 2, 1, 3], dtype=np.int64))
         merged = op.reshape(merged, np.array([0, 0, q_rows], dtype=np.int64), special_zero=True)
         merged = named(merged, f"{theirs}.merged_heads")
         dense_in = self._quantized(f"{ours}.dense", f"{theirs}.o_proj", merged)
         return self._linear(f"{ours}.dense", f"{theirs}.o_proj", dense_in)
+
+    def _attended(self, ours: str, q: ov.Node, k: ov.Node, v: ov.Node, mask: ov.Node, scale: ov.Node) -> ov.Node:
+        """Return softmax(q k scale + mask) v; a sink is one more logit of each head, whose share is left out."""
+        if f"{ours}.sinks" not in self._checkpoint:
+            return op.scaled_dot_product_attention(q, k, v, mask, scale)
+        sinks = op.constant(self._store.float32(f"{ours}.sinks").reshape(1, -1, 1, 1))
+        # the sixth input, which the function of opset13 does not have
+        return NodeFactory("opset13").create(
+            "ScaledDotProductAttention", [q, k, v, mask, scale, sinks], {"causal": False}
+        )
 
     def _head_normed(self, layer: int, part: str, x: ov.Node) -> ov.Node:
         """Apply RMSNorm to each head [B, heads, T, D] of the queries or keys, where the family has such a norm."""
@@ -347,10 +381,10 @@ def check_supported(checkpoint: Checkpoint) -> None:
             allowed=f"It builds {', '.join(built)}.",
             todo="Use engine=tensorrt_llm for this model.",
         )
-    if config.hidden_act not in _ACTS:
+    if config.hidden_act not in (*_ACTS, _CLAMPED):
         raise UserError(
             f"hidden_act='{config.hidden_act}' is not supported by engine=openvino.",
-            allowed=f"Known: {', '.join(_ACTS)}.",
+            allowed=f"Known: {', '.join((*_ACTS, _CLAMPED))}.",
         )
     for key in _NOT_BUILT:
         if config.raw.get(key):

@@ -52,16 +52,25 @@ class ExpertTensors:
 
 
 def routed(
-    x: ov.Node, rounded: ov.Node, router: Array, experts: Experts, hidden: int, name: str, expert: Expert
+    x: ov.Node,
+    rounded: ov.Node,
+    router: Array,
+    bias: Array | None,
+    experts: Experts,
+    hidden: int,
+    name: str,
+    expert: Expert,
 ) -> ov.Node:
     """Return the sum of what the experts of each token return, times their weights.
 
     The weights are those of a softmax over all experts, in float32 as in TensorRT-LLM's plugin and Transformers.
+    Divided by their sum, they are a softmax over the chosen ones, which gpt-oss has.
 
     Args:
         x: [B, T, H].
         rounded: the same as experts take it.
         router: float32 [E, H].
+        bias: of the router, float32 [E].
         experts: how many there are, and how many a token goes through.
         hidden: H.
         name: of the MLP, e.g. "model.layers.0.mlp".
@@ -69,6 +78,8 @@ def routed(
     """
     tokens = op.reshape(x, np.array([-1, hidden], dtype=np.int64), special_zero=False)
     scores = named(op.matmul(tokens, op.constant(router), False, True), f"{name}.router")
+    if bias is not None:
+        scores = named(op.add(scores, bias), f"{name}.router.biased")
     top = op.topk(op.softmax(scores, -1), np.int64(experts.chosen), -1, "max", "value", "i64")
     weights = top.output(0)  # [B T, K]
     if experts.renormalized:

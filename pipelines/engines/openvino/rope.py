@@ -26,7 +26,8 @@ def inverse_frequencies(config: CheckpointConfig, *, local: bool = False) -> np.
         llama3  wavelengths above original / low_freq_factor divided by factor, below original / high_freq_factor
                 kept, smoothly mixed between (Llama 3.1, `rope_type: llama3`)
         yarn    pairs that turn often over the original context kept, those that turn rarely divided by factor, a ramp
-                over the pairs between (Peng et al., 2023); queries and keys also grow by `attention_factor`
+                over the pairs between (Peng et al., 2023), whose ends are whole pairs unless truncate=false; queries
+                and keys also grow by `attention_factor`
 
     Args:
         config: of the checkpoint.
@@ -93,7 +94,9 @@ def _yarn(plain: np.ndarray[Any, Any], scaling: Mapping[str, Any], base: float) 
     size = 2 * len(plain)
     # the pair that turns so many times over the original context
     first, last = (size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (fast, slow))
-    low, high = max(math.floor(first), 0), min(math.ceil(last), size - 1)
+    if scaling.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    low, high = max(first, 0), min(last, size - 1)
     ramp = np.clip((np.arange(len(plain)) - low) / max(high - low, 0.001), 0.0, 1.0)
     mixed: np.ndarray[Any, Any] = (1 - ramp) * plain + ramp * plain / factor
     return mixed

@@ -122,6 +122,9 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "double precision": (LLAMA, {"dtype": "float64", "torch_dtype": "bfloat16"}),
     "mixtral": ("MixtralForCausalLM", {}),
     "mixtral, the other name of its experts": ("MixtralForCausalLM", {"num_experts": 4}),
+    "gpt-oss": ("GptOssForCausalLM", {"rope_theta": 150000, "rope_scaling": {**YARN, "truncate": False}}),
+    "gpt-oss that names no positions": ("GptOssForCausalLM", {"num_local_experts": 4, "sliding_window": 32}),
+    "gpt-oss with other windows": ("GptOssForCausalLM", {"layer_types": [SLIDING, FULL, FULL] * 2}),
     "qwen3 moe": ("Qwen3MoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32}),
 }  # fmt: skip
 
@@ -210,7 +213,11 @@ def test_a_unified_checkpoint_computes_the_same_positions(tmp_path):
 
 def test_defaults_are_those_of_transformers():
     """Of every key that is read, in every family; and no family lacks one that its class has."""
-    every = {key for family in FAMILIES.values() for key in family.defaults} - {"rope_theta", "layer_types"}
+    every = {key for family in FAMILIES.values() for key in family.defaults} - {
+        "rope_theta",
+        "rope_parameters",
+        "layer_types",
+    }
     for family in FAMILIES.values():
         kind = CONFIG_MAPPING[TYPES.get(family.name, family.name)]
         theirs, named = kind(), set(inspect.signature(kind.__init__).parameters)
@@ -219,6 +226,8 @@ def test_defaults_are_those_of_transformers():
                 continue  # see the layouts
             if key == "rope_theta":
                 assert theirs.rope_parameters["rope_theta"] == value, family.name
+            elif key == "rope_parameters":
+                assert theirs.rope_parameters == value | {"rope_theta": family.defaults["rope_theta"]}, family.name
             elif key in ("sliding_window", "use_sliding_window", "layer_types", "mlp_only_layers"):
                 assert inspect.signature(kind.__init__).parameters[key].default == value, (family.name, key)
             else:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.rotary import Rotary
-from tests.support.rule_cases.words import AWQ, FP8, GEMMA, GEMMA2, GEMMA3, LLAMA, MIXTRAL, NVFP4, W4A8, Case
+from tests.support.rule_cases.words import AWQ, FP8, GEMMA, GEMMA2, GEMMA3, GPT_OSS, LLAMA, MIXTRAL, NVFP4, W4A8, Case
 
 CASES = {
     "gpu-too-old": Case({"sm": 7.5}, r"capability 7\.5 is too old", {"sm": 8.0}),
@@ -42,6 +42,16 @@ CASES = {
         {"shape": MIXTRAL, "qformat": AWQ},
         r"int4_awq .*MixtralForCausalLM cannot .*none, int8_wo",
         {"qformat": QFormat.NONE},
+    ),
+    "trtllm-build-has-no-gpt-oss": Case(
+        {"shape": GPT_OSS, "qformat": QFormat.NONE},
+        r"GptOssForCausalLM is not supported by engine=tensorrt_llm: .*does not know gpt-oss",
+        {"shape": MIXTRAL},
+    ),
+    "gpt-oss-has-one-rank": Case(
+        {"engine": "openvino", "shape": GPT_OSS, "build": {"tp_size": 2}},
+        r"tp_size=2 build\.pp_size=1 would split the checkpoint of GptOssForCausalLM",
+        {"build": {"tp_size": 1}},
     ),
     "windows-of-gemma-3-alternate": Case(
         {"shape": replace(GEMMA3, windowed=(True, False) * 3 + (True,) * 12)},

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from pipelines.domain.formats import KvFormat
+from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.engines.tensorrt_llm.llm_api import LlmApiOptions
 from tests.support.rule_cases.words import (
     ADAPTER,
     AWQ,
     FP8,
     GEMMA,
+    GPT_OSS,
     LLAMA,
     LLAVA,
     LOOKAHEAD,
@@ -81,6 +83,21 @@ CASES = {
         {"engine": "llmapi", "shape": MIXTRAL, "qformat": AWQ},
         "quant=int4_awq of MixtralForCausalLM cannot be exported",
         {"qformat": FP8},
+    ),
+    "llm-api-reads-gpt-oss-as-published": Case(
+        {"engine": "llmapi", "shape": GPT_OSS, "qformat": FP8},
+        "does not support quant=fp8 of GptOssForCausalLM: it reads the model's folder",
+        {"qformat": QFormat.NONE},
+    ),
+    "llm-api-has-gpt-oss-in-one-stage": Case(
+        {"engine": "llmapi", "shape": GPT_OSS, "build": {"pp_size": 2}},
+        "pp_size=2 of GptOssForCausalLM stops TensorRT-LLM's PyTorch backend",
+        {"build": {"pp_size": 1}},
+    ),
+    "mxfp4-needs-hopper": Case(
+        {"engine": "llmapi", "shape": replace(GPT_OSS, mxfp4=True), "sm": 8.9},
+        r"has experts in MXFP4, which TensorRT-LLM runs on Hopper .*capability 8\.9",
+        {"sm": 9.0},
     ),
     "llm-api-formats": Case(
         llm(qformat=SQ),

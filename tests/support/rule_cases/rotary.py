@@ -16,6 +16,11 @@ CASES = {
         "yarn with attention_factor=1.5 and no original_max_position_embeddings",
         {"rotary": Rotary.of({"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 4096}})},
     ),
+    "yarn-is-truncated": Case(
+        {"rotary": Rotary("yarn", 1.0, truncate=False)},
+        r"yarn with truncate=false, but TensorRT-LLM 1\.2 rounds",
+        {"engine": "openvino"},
+    ),
     "heads-rotate-wholly": Case(
         {"rotary": Rotary("default", 0.5)},
         r"partial_rotary_factor=0\.5",

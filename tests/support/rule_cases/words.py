@@ -21,6 +21,7 @@ GEMMA3 = replace(GEMMA, architecture="Gemma3ForCausalLM", sliding_window=512, gl
 MISTRAL = replace(LLAMA, architecture="MistralForCausalLM", sliding_window=4096, max_position_embeddings=32768)
 QWEN3 = replace(LLAMA, architecture="Qwen3ForCausalLM")
 MIXTRAL = replace(LLAMA, architecture="MixtralForCausalLM", num_experts=8, num_experts_per_token=2)
+GPT_OSS = replace(MIXTRAL, architecture="GptOssForCausalLM", sliding_window=128, global_every=2)
 FP8, NVFP4, AWQ, SQ, W4A8 = QFormat.FP8, QFormat.NVFP4, QFormat.INT4_AWQ, QFormat.INT8_SQ, QFormat.W4A8_AWQ
 LLAVA = Images("llava", 576, 1)
 ADAPTER = Adapter("/a", 8, ("q_proj",), {"q_proj": (4096, 4096)})

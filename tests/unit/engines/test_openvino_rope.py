@@ -54,7 +54,13 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 @pytest.mark.parametrize(
     "change",
-    [{}, {"factor": 40.0}, {"beta_fast": 8.0, "beta_slow": 2.0}, {"original_max_position_embeddings": 4096}],
+    [
+        {},
+        {"factor": 40.0},
+        {"truncate": False},
+        {"beta_fast": 8.0, "beta_slow": 2.0},
+        {"original_max_position_embeddings": 4096},
+    ],
 )
 @pytest.mark.parametrize("size", [8, 128])
 def test_yarn_is_that_of_transformers(change: dict[str, Any], size: int) -> None:
@@ -81,7 +87,6 @@ def test_other_scalings_leave_queries_as_they_are() -> None:
     [
         ({"attention_factor": 1.2}, r"attention_factor=1\.2"),
         ({"mscale": 0.7}, r"mscale=0\.7"),
-        ({"truncate": False}, "truncate=false"),
         ({"original_max_position_embeddings": None}, "'original_max_position_embeddings'|no original_max_position"),
         ({"factor": -1.0}, "factor=-1"),
     ],

@@ -177,6 +177,7 @@ LISTED = {
     "MistralForCausalLM": {"fp8", *INT4},
     "Gemma3ForCausalLM": {"fp8", "w4a8_awq", *INT4},
     "Phi3ForCausalLM": {"w4a8_awq"},
+    "GptOssForCausalLM": set(),  # as published
     "MixtralForCausalLM": {"fp8"},  # ModelOpt exports no other
     "Qwen3MoeForCausalLM": {"fp8"},
 }
