@@ -66,7 +66,7 @@ RANDOM: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3_without_window": ("Phi3", {"sliding_window": None}),
     "gpt_oss": (
         "GptOss",
-        {"head_dim": 64, "sliding_window": 32, "num_hidden_layers": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+        {"head_dim": 64, "sliding_window": 32, "num_local_experts": 4, "num_experts_per_tok": 2}
         | {"rope_parameters": YARN | {"rope_theta": 150000.0, "truncate": False}},
     ),
     "mixtral": ("Mixtral", {"num_local_experts": 4}),
@@ -78,12 +78,12 @@ RANDOM: dict[str, tuple[str, dict[str, Any]]] = {
 """Families whose weights tiny_llama's do not fit."""
 
 
-def write_random(folder: Path, kind: str, **changes: Any) -> Path:
+def write_random(folder: Path, kind: str) -> Path:
     """Write a Hugging Face folder of a kind of `RANDOM` with random weights in bf16."""
     name, own = RANDOM[kind]
     trained = json.loads((TRAINED / "config.json").read_text())
     sizes = {key: trained[key] for key in SHARED if key not in ("head_dim", "rope_theta", "rope_scaling")}
-    config = getattr(transformers, f"{name}Config")(**{**sizes, "num_hidden_layers": 2, **own, **changes})
+    config = getattr(transformers, f"{name}Config")(**{**sizes, "num_hidden_layers": 2, **own})
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     for key, weight in model.named_parameters():

@@ -31,7 +31,7 @@ def copied(model: Path, out: Path, **options: Any) -> None:
 
 @pytest.fixture
 def plain(tmp_path: Path) -> Path:
-    return write_random(tmp_path / "plain", "gpt_oss", num_hidden_layers=2)
+    return write_random(tmp_path / "plain", "gpt_oss")
 
 
 def change(model: Path, edit: Callable[[dict[str, Any]], object]) -> None:
