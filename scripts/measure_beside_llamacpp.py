@@ -1,25 +1,31 @@
 """Measure the OpenAI service on the CPU engine beside llama.cpp's server, in turns, with the project's load generator.
 
     python -m scripts.measure_beside_llamacpp WORK_FOLDER [--loads 16x128@1 360x1@1 ...] [--rounds 2] [--seconds 6]
-        [--size 1024x20] [--heads checkpoint int8] [--quick] [--memory] [-o KEY=VALUE ...]
+        [--size 1024x20] [--heads checkpoint int8] [--vllm PYTHON] [--quick] [--memory] [-o KEY=VALUE ...]
 
 The model is a random Llama (1,024 x 20: 322 million parameters) with a tokenizer of 32,000 words, so every token has
 text. Ours is `int4_rtn` (groups of 128), with each of the heads that --heads names (`engine.openvino.head_precision`);
 llama.cpp's is Q4_0 with its head and its KV cache in f16, from the package xllamacpp, which is installed into
-WORK_FOLDER. All hold 32 requests of 512 tokens, compute at most 512 tokens at a time with as many threads as there are
-cores, and keep no prompts for later ones. A load is ISLxOSL@USERS; --memory fills all 32 slots and prints the resident
-memory of the process that computes. -o sets options that an engine is run with (`engine.openvino.*`). --quick is a
-small model and short windows, to try the script itself.
+WORK_FOLDER. --vllm names the Python of an environment with vLLM for CPUs, which is measured too: linears in INT4 (GPTQ's
+layout, groups of 128), embedding, head and KV cache in bf16. All hold 32 requests of 512 tokens, compute at most 512
+tokens at a time with as many threads as there are cores, and keep no prompts for later ones. A load is ISLxOSL@USERS;
+--memory fills all 32 slots and prints the resident memory of the process that computes. -o sets options that an engine
+is run with (`engine.openvino.*`). --quick is a small model and short windows, to try the script itself.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import shutil
+import signal
+import socket
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -36,6 +42,7 @@ from scripts.served import ROOT, loaded, served
 
 PACKAGES = ("xllamacpp==2026.10.11549", "gguf==0.19.0")
 VOCABULARY, SLOTS, SLOT_TOKENS, BATCH = 32_000, 32, 512, 512
+GROUP = 128
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 LOADS = ("16x128@1", "16x128@8", "16x128@32", "128x64@1", "128x64@8", "128x64@32", "360x1@1")
 FULL = "380x128@32"
@@ -149,6 +156,37 @@ def write_gguf(model: Path, file: Path) -> None:
     writer.close()
 
 
+def write_gptq(model: Path, folder: Path) -> None:
+    """Write the model for vLLM: linears rounded to INT4 in GPTQ's layout, all else in bf16."""
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
+    config = json.loads((model / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors: dict[str, Any] = {}
+    for shard in sorted(model.glob("*.safetensors")):
+        with safe_open(shard, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a dictionary
+                weight = file.get_tensor(name)
+                if not name.endswith("_proj.weight"):
+                    tensors[name] = weight.bfloat16()
+                    continue
+                groups = weight.float().T.unflatten(0, (-1, GROUP))  # [groups, GROUP, out]
+                scales = (groups.abs().amax(1) / 7).half()
+                codes = ((groups / scales[:, None].float()).round().clamp(-8, 7) + 8).int().flatten(0, 1)
+                packed = (codes.unflatten(0, (-1, 8)) << (4 * torch.arange(8, dtype=torch.int32))[:, None]).sum(1)
+                zeros = torch.full((scales.shape[0], scales.shape[1] // 8), 0x77777777, dtype=torch.int32)
+                order = torch.arange(weight.shape[1], dtype=torch.int32) // GROUP
+                own = {"qweight": packed.int(), "qzeros": zeros, "scales": scales, "g_idx": order}
+                tensors |= {f"{name.removesuffix('weight')}{key}": each.contiguous() for key, each in own.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
 def build(work: Path, model: Path, head: str) -> Path:
     """Build our engine as a user would and return its folder."""
     limits = [
@@ -191,6 +229,38 @@ def llama_cpp(packages: Path, file: Path, log: Path) -> Iterator[Served]:
             yield Served(f"{address.rstrip('/')}/v1", psutil.Process(process.pid))
         finally:
             process.kill()
+
+
+@contextmanager
+def vllm(python: str, model: Path, log: Path) -> Iterator[Served]:
+    """Serve with vLLM, with a KV cache for all slots."""
+    config = json.loads((model / "config.json").read_text())
+    token_bytes = 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [
+        python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1", "--port", port,
+        "--dtype", "bfloat16", "--max-num-seqs", SLOTS, "--max-model-len", SLOT_TOKENS,
+        "--max-num-batched-tokens", BATCH, "--no-enable-prefix-caching",
+        "--kv-cache-memory-bytes", SLOTS * SLOT_TOKENS * token_bytes,
+    ]  # fmt: skip
+    own = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{psutil.cpu_count() - 1}",
+    }
+    with log.open("w") as output, subprocess.Popen(
+        [str(word) for word in words], stdout=output, stderr=output, env={**os.environ, **own}, start_new_session=True
+    ) as process:  # fmt: skip
+        try:
+            while "Application startup complete" not in log.read_text():
+                if process.poll() is not None:
+                    raise SystemExit(f"vLLM did not start; see {log}")
+                time.sleep(1)
+            processes = psutil.Process(process.pid).children(recursive=True)
+            yield Served(f"http://127.0.0.1:{port}/v1", max(processes, key=lambda each: each.memory_info().rss))
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def benchmark(server: Served, model: Path, load: str, seed: int, seconds: float) -> dict[str, Any]:
@@ -242,6 +312,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6)
     parser.add_argument("--size", default="1024x20", help="hidden size x layers")
     parser.add_argument("--heads", nargs="*", choices=("checkpoint", "int8"), default=["checkpoint"])
+    parser.add_argument("--vllm", metavar="PYTHON")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("-o", "--option", action="append", default=[], metavar="KEY=VALUE")
@@ -264,6 +335,11 @@ def main() -> None:
         sides = {
             f"ours, head {head}": stack.enter_context(ours(engine, model, chosen)) for head, engine in engines.items()
         }
+        if options.vllm:
+            folder = work / f"{model.name}_gptq"
+            if not folder.is_dir():
+                write_gptq(model, folder)
+            sides["vLLM"] = stack.enter_context(vllm(options.vllm, folder, work / "vllm.log"))
         sides["llama.cpp"] = stack.enter_context(llama_cpp(packages, file, work / "llama_cpp.log"))
         measure(sides, model, options)
 
