@@ -7,10 +7,11 @@ The model is a random Llama (1,024 x 20: 322 million parameters) with a tokenize
 text. Ours is `int4_rtn` (groups of 128), with each of the heads that --heads names (`engine.openvino.head_precision`);
 llama.cpp's is Q4_0 with its head and its KV cache in f16, from the package xllamacpp, which is installed into
 WORK_FOLDER. --vllm names the Python of an environment with vLLM for CPUs, which is measured too: linears in INT4
-(GPTQ's layout, groups of 128), embedding, head and KV cache in bf16. All hold 32 requests of 512 tokens, compute at most 512
-tokens at a time with as many threads as there are cores, and keep no prompts for later ones. A load is ISLxOSL@USERS;
---memory fills all 32 slots and prints the resident memory of the process that computes. -o sets options that an engine
-is run with (`engine.openvino.*`). --quick is a small model and short windows, to try the script itself.
+(GPTQ's layout, groups of 128), embedding, head and KV cache in bf16. All hold 32 requests of 512 tokens, compute at
+most 512 tokens at a time with as many threads as there are cores, and keep no prompts for later ones. A load is
+ISLxOSL@USERS; --memory fills all 32 slots and prints the resident memory of the process that computes. -o sets
+options that an engine is run with (`engine.openvino.*`). --quick is a small model and short windows, to try the
+script itself.
 """
 
 from __future__ import annotations
