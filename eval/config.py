@@ -13,7 +13,7 @@ from pipelines.settings.base import HOST, PORT, Group, HubName, Positive, Ranks,
 from pipelines.settings.model import ModelSettings
 
 URL = re.compile(rf"(https?|grpc)://{HOST}({PORT})?(/[^\s?#]*)?")
-TaskName = Annotated[str, Field(pattern=r"^[\w.-]+$")]
+TaskName = Annotated[str, Field(pattern=r"^[\w.()-]+$")]
 
 
 class EvalSettings(Group):
