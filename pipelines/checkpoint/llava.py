@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipelines.checkpoint.pictures import Tiling
 from pipelines.domain.errors import ConfigNumbers, UserError, shown
 from pipelines.host.files import parse_json, small_text
+
+if TYPE_CHECKING:
+    from pipelines.checkpoint.pictures import Tiling
 
 ARCHITECTURE, TILED = "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration"
 """LLaVA 1.5 and 1.6."""
@@ -101,6 +103,8 @@ class VisionShape:
     @property
     def tiling(self) -> Tiling:
         """How pictures are cut for the encoder."""
+        from pipelines.checkpoint.pictures import Tiling  # loads numpy, which planning does without
+
         return Tiling(self.image_size, (self.image_size // self.patch_size) ** 2 + self.keeps_class, self.grids)
 
     @property

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from pipelines.checkpoint.pictures import Tiling, decode
 from pipelines.domain.errors import UserError
 from pipelines.host.files import parse_json, small_text
 
@@ -26,6 +25,9 @@ class ScoredPictures:
 
     def __init__(self, encoder: Path) -> None:
         """Read how a picture becomes features, and which token stands for it."""
+        from pipelines.checkpoint.pictures import Tiling, decode  # loads numpy, which planning does without
+
+        self._decode = decode
         self.encoder = encoder
         config = parse_json(small_text(encoder / "config.json"))
         self._tiling, self._token = Tiling.of(config), int(config["image_token_id"])
@@ -46,7 +48,7 @@ class ScoredPictures:
             )
         key = int.from_bytes(hashlib.sha256(image).digest()[:6], "big")
         self._images[key] = image
-        at, (height, width, _) = ids.index(self._token), decode(image).shape
+        at, (height, width, _) = ids.index(self._token), self._decode(image).shape
         rows = self._tiling.rows(height, width, self._tiling.tiles(height, width) * self._tiling.features)
         return [*ids[:at], *((MARK | key << ROW_BITS) + rows).tolist(), *ids[at + 1 :]]
 
