@@ -28,7 +28,7 @@ from pipelines.serving.openai.metrics import CONTENT_TYPE, AnswerClock, ServiceM
 from pipelines.serving.openai.pictures import fetched
 from pipelines.serving.openai.prepare import Prepared, ServedModel, read_request, with_rows
 from pipelines.serving.openai.reader import Reader
-from pipelines.serving.openai.responses import ResponseForm
+from pipelines.serving.openai.responses import ResponseForm, in_its_words
 from pipelines.serving.openai.schema import CompletionRequest
 from pipelines.serving.openai.scoring import PromptScorer, Scoring, choice
 from pipelines.serving.openai.tools import ToolForm
@@ -223,8 +223,11 @@ async def _with_features(
     prepared: Prepared, served: ServedModel, backend: Backend, reader: Reader, limits: Limits
 ) -> Prepared:
     """Fetch, decode and encode the pictures of a chat, which has one prompt."""
-    pixels, tokens = await _pixels(prepared.prompts[0], reader, limits)
-    prepared = with_rows(prepared, tokens, served)
+    try:
+        pixels, tokens = await _pixels(prepared.prompts[0], reader, limits)
+        prepared = with_rows(prepared, tokens, served)
+    except ApiError as error:
+        raise (in_its_words(error) if prepared.responding else error) from None
     (prompt,) = prepared.prompts
     return replace(prepared, prompts=(replace(prompt, features=await backend.features(pixels)),))
 

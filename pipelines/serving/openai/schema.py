@@ -292,12 +292,12 @@ NO_PICTURES = (
 def _url(part: dict[str, Any]) -> str:
     """Return the URL of a picture; a chat has it in an object, a response beside its type."""
     image_url = part.get("image_url")
-    entries = image_url if isinstance(image_url, dict) else {"url": image_url, "detail": part.get("detail")}
+    entries = image_url if isinstance(image_url, dict) else {"url": image_url, "detail": part.get("detail") or "auto"}
     url = entries.get("url")
     if not isinstance(url, str):
         raise unsupported("messages", part, "A picture has its URL in image_url.")
     what = "A picture of a message"
-    refuse_more(what, entries, "messages", url=(url,), detail=("auto", "low"))  # there is one resolution
+    refuse_more(what, entries, "messages", url=(url,), detail=("auto", "low"))  # the model decides
     detail = () if isinstance(image_url, dict) else (entries["detail"],)
     refuse_more(what, part, "messages", type=PICTURES, image_url=(image_url,), detail=detail)
     return url

@@ -85,6 +85,19 @@ def test_chats_about_tiles_are_answered_as_by_transformers(
     assert answer.choices[0].message.content.strip() == expected
 
 
+def test_a_picture_that_makes_the_prompt_too_long_is_refused_once_it_is_decoded(
+    chats: Any, server: TritonServer
+) -> None:
+    seen, small = part(image(1, 64, 64)), part(image(1, 2, 3))
+    words = "a " * 90
+    with pytest.raises(openai.BadRequestError, match=r"'messages' has \d+ tokens; this model takes 256"):
+        chat(chats, seen, words=words)
+    assert chat(chats, small, words=words).choices
+    content = [{"type": "input_text", "text": words}, {"type": "input_image", "image_url": seen["image_url"]["url"]}]
+    with pytest.raises(openai.BadRequestError, match=r"'input' has \d+ tokens; this model takes 256"):
+        chats.responses.create(model="tiny_llava", input=[{"role": "user", "content": content}], max_output_tokens=4)
+
+
 def test_grpc_takes_pictures_too_and_an_equal_one_reuses_blocks(server: TritonServer, chats: Any, folder: Path) -> None:
     both = [image(1, 20, 90), image(2, 20, 90)]
     answer = ask(Client(server.grpc_url), "<image> and <image>", image_bytes_input=np.stack(both)[None])
