@@ -110,7 +110,7 @@ class ModelShape:
             max_position_embeddings=read.size("max_position_embeddings"),
             tie_word_embeddings=read.switch("tie_word_embeddings", False),
             **_other_sizes(read, architecture),
-            mxfp4=buildable and holds_mxfp4(config),
+            mxfp4=holds_mxfp4(config),
             name=name,
         )
         read.check_reals()

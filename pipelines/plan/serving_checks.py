@@ -10,6 +10,7 @@ from eval.config import EvalSettings
 from eval.fidelity.config import FidelitySettings
 from eval.spec import is_written
 from pipelines.domain.errors import Fault, collecting
+from pipelines.domain.families import FAMILIES
 from pipelines.engines.config import EngineSettings
 from pipelines.engines.registry import ENGINES, ServerBackend
 from pipelines.engines.tensorrt_llm.config import BuildSettings
@@ -20,6 +21,7 @@ from pipelines.plan.accuracy_checks import SEES
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, STARTED, Target
 from pipelines.rules.cpu import DRAFTING
+from pipelines.rules.record import either
 from pipelines.serving.locate import why_no_key, why_no_server
 from pipelines.serving.ports import privileged_ports
 from pipelines.store.sources import BuiltEngine
@@ -263,6 +265,15 @@ def _not_diagnosed(d: Deployment) -> list[Fault]:
             Fault(
                 f"engine={engine.setting} has no TensorRT-LLM checkpoint, which `diagnose` reads.",
                 todo="Diagnose the same format with engine=openvino.",
+            )
+        )
+    if d.shape is not None and d.shape.family.modelopt_type is None:
+        read = either([family.title for family in FAMILIES.values() if family.modelopt_type], "and")
+        faults.append(
+            Fault(
+                f"`diagnose` does not read the layers of {d.shape.architecture}.",
+                f"It compares those of {read}.",
+                "Use `make fidelity`, which compares predictions alone.",
             )
         )
     if diagnose.engine is not None and diagnose.checkpoint is None:

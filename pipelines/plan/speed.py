@@ -94,8 +94,6 @@ def model_of(plan: Plan, fits: Sequence[FittedModel]) -> PredictedDeployment | N
         )
     if on_cpu or plan.deployment.shape is None or hardware.mem_bw_gb_s is None:
         return None  # nothing is known about a GPU without a data sheet
-    if plan.deployment.shape.mxfp4:
-        raise UserError("the speed of experts in MXFP4 is not modelled.")
     model = replace(plan.deployment.shape, name=settings.model.label)
     return gpu_model(settings, model, data_sheet(hardware), costs(settings))
 

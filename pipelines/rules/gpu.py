@@ -179,6 +179,14 @@ RULES = (
         source="pipelines/checkpoint/verify.py: sinks and biases of experts are whole",
     ),
     family_rule(
+        name="mixtures-are-not-sparsified",
+        engines=BUILT,
+        when=lambda d: d.sparsity != "none" and bool(shape(d).family.experts),
+        failed="sparsity={d.sparsity} does not prune {d.shape.architecture}, which is a mixture of experts.",
+        todo="Use sparsity=none.",
+        source="pipelines/compress/sparsifying.py: it reads one MLP for each layer",
+    ),
+    family_rule(
         name="windows-of-gemma-3-alternate",
         engines=BUILT,
         when=lambda d: bool(shape(d).windowed) and shape(d).family.states_window,

@@ -142,7 +142,7 @@ def engine_sizes(settings: Settings, shape: ModelShape) -> EngineSizes:
         qformat=settings.quant.qformat,
         kv_format=settings.kv_cache.dtype,
         group_size=settings.quant.group_size,
-        mean_bits=settings.quant.mean_bits or shape.published_bits,
+        mean_bits=settings.quant.mean_bits,
         tp_size=build.tp_size,
         pp_size=build.pp_size,
         max_batch_size=build.max_batch_size,

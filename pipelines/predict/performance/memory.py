@@ -106,7 +106,8 @@ class EngineSizes:
     @property
     def linear_bits(self) -> float:
         """Bits per weight of the layers' linears, with scales."""
-        return self.mean_bits or FORMATS[self.qformat].bits_in_groups(self.group_size)
+        published = self.shape.published_bits if self.qformat is QFormat.NONE else None
+        return self.mean_bits or published or FORMATS[self.qformat].bits_in_groups(self.group_size)
 
     @property
     def layers(self) -> int:

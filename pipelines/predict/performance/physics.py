@@ -154,10 +154,14 @@ def facts(
     kv_layer = 2 * model.num_key_value_heads * model.head_dim * (2 if kv_format is KvFormat.AUTO else 1) / tp_kv
     windowed = model.window_layers
     attention = model.num_hidden_layers * model.attention_params
+    dense_share, bits = attention / model.linear_params, form.bits_in_groups(group_size)
+    if qformat is QFormat.NONE and model.published_bits:
+        bits = model.published_bits
+        dense_share *= 16 / bits
     return Facts(
         token_flops=2 * model.active_params / tp,
         row_flops=2 * model.head_params / tp,
-        weight_bytes=model.linear_params * form.bits_in_groups(group_size) / 8 * sparsity / tp,
+        weight_bytes=model.linear_params * bits / 8 * sparsity / tp,
         head_bytes=2 * model.head_params / tp,
         attention_flops=4 * model.num_hidden_layers * model.num_attention_heads * model.head_dim / tp,
         kv_bytes=kv_layer * (model.num_hidden_layers - windowed),
@@ -173,7 +177,7 @@ def facts(
         layers=model.num_hidden_layers,
         sparse=float(sparse),
         sparse_most=gpu.sparse_multiplier,
-        dense_share=attention / model.linear_params if model.num_experts > 1 else 1.0,
+        dense_share=dense_share if model.num_experts > 1 else 1.0,
         expert_share=model.num_experts_per_token / model.num_experts,
         windowed=windowed / model.num_hidden_layers,
         window=model.sliding_window,

@@ -53,6 +53,11 @@ CASES = {
         r"tp_size=2 build\.pp_size=1 would split the checkpoint of GptOssForCausalLM",
         {"build": {"tp_size": 1}},
     ),
+    "mixtures-are-not-sparsified": Case(
+        {"shape": MIXTRAL, "sparsity": "magnitude", "qformat": QFormat.NONE, "build": {"weight_sparsity": True}},
+        "sparsity=magnitude does not prune MixtralForCausalLM, which is a mixture",
+        {"sparsity": "none"},
+    ),
     "windows-of-gemma-3-alternate": Case(
         {"shape": replace(GEMMA3, windowed=(True, False) * 3 + (True,) * 12)},
         "attention windows in other layers than all but every n-th",

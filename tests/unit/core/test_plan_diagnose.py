@@ -1,12 +1,18 @@
 """Planning `diagnose`: what is made, what is given, and what is refused."""
 
+import json
+import shutil
+
 import pytest
 
 from pipelines.domain.errors import UserError
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
+from pipelines.settings.model import BUNDLED
 from pipelines.store.store import Store
 from tests.unit.core.test_plan_fidelity import MACHINE
+
+TINY = BUNDLED / "models" / "tiny_llama"
 
 
 def plan(tmp_path, *overrides):
@@ -49,6 +55,15 @@ def test_why_modelopt_is_no_stage_is_said(tmp_path, words, why):
 def test_without_a_server_no_repository_is_written(tmp_path):
     for word in ("diagnose.serve=false", "eval.url=http://127.0.0.1:9/v1"):
         assert ids(plan(tmp_path, word)) == ["quantize", "build", "diagnose"]
+
+
+def test_a_family_whose_layers_it_does_not_read_is_refused(tmp_path):
+    config = {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3"}
+    model = tmp_path / "model"
+    shutil.copytree(TINY, model)
+    (model / "config.json").write_text(json.dumps(json.loads((TINY / "config.json").read_text()) | config))
+    with pytest.raises(UserError, match=r"does not read the layers of Phi3ForCausalLM\. .*Gemma, Llama, Mistral"):
+        plan(tmp_path, f"model.path={model}")
 
 
 def test_a_sparse_model_is_what_the_checkpoint_is_compared_with(tmp_path):

@@ -91,6 +91,17 @@ def test_all_experts_are_in_memory():
     assert rank_weight_bytes(sizes) == pytest.approx(2 * 46_702_792_704, rel=1e-3)
 
 
+def test_gpt_oss_is_sized_as_published():
+    """In MXFP4, 12.8 GiB of gpt-oss-20b and 60.8 GiB of 120b (model card, table 1)."""
+    config = MIXTURES["GptOssForCausalLM"][0] | {"architectures": ["GptOssForCausalLM"]}
+    config |= {"quantization_config": {"quant_method": "mxfp4"}}
+    small = {"num_hidden_layers": 24, "num_local_experts": 32, "layer_types": None}
+    for changes, size in (({}, 60.8), (small, 12.8)):
+        assert rank_weight_bytes(EngineSizes(read(config | changes), QFormat.NONE)) / 2**30 == pytest.approx(
+            size, rel=0.01
+        )
+
+
 def test_windows_of_gemma_are_per_layer():
     assert model_named("gemma-3-27b").windows == (1024,) * 5 + (131072,)
     assert model_named("gemma-3-27b").window_layers == 62 - 10
