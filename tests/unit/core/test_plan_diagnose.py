@@ -58,7 +58,7 @@ def test_without_a_server_no_repository_is_written(tmp_path):
 
 
 def test_a_family_whose_layers_it_does_not_read_is_refused(tmp_path):
-    config = {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3"}
+    config = {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "rope_scaling": None}
     model = tmp_path / "model"
     shutil.copytree(TINY, model)
     (model / "config.json").write_text(json.dumps(json.loads((TINY / "config.json").read_text()) | config))
