@@ -1,12 +1,13 @@
 """Write the table of TensorRT-LLM's LLM API options of one version, read from NVIDIA's sources without running them.
 
-    python -m scripts.llm_api_options 1.3.0rc3 COMMIT FOLDER
+    python -m scripts.llm_api_options 1.3.0rc3 COMMIT FOLDER [SOURCE]
 
 FOLDER holds `tensorrt_llm/llmapi/llm_args.py` of that commit, with the files of the classes it imports (LoraConfig,
 TelemetryConfig) beside it. Where `tests/unittest/api_stability/references/llm.yaml` (as `llm.yaml`) or
 `tensorrt_llm/usage/llm_args_golden_manifest.json` of the same commit lie there too, the table gets the names that only
 the former has, and must have those of the latter. A row has a type ("int|null"), and a default, choices, bounds and a
-status where there are any; "group<word>.name" is an option that only this kind of a group has.
+status where there are any; "group<word>.name" is an option that only this kind of a group has. SOURCE says where the
+declarations were read, if not in a tree of that commit.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import yaml
 
 OUT = Path(__file__).parent.parent / "pipelines" / "engines" / "tensorrt_llm" / "llm_api_options"
 ROOT = "TorchLlmArgs"
+SOURCE = "NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/llm_args.py and the classes it imports (facts, no code)"
 PLAIN = {name: name for name in ("int", "float", "bool", "str", "null")} | {"dict": "map", "Path": "str"}
 BOUNDED = {
     "PositiveInt": ("int", {"more_than": 0}),
@@ -190,8 +192,12 @@ def _inside(sources: Sources, field: str, path: str, kind: Kind, row: dict[str, 
     """Yield the options of a group; of one with several classes, by the word that chooses it."""
     word = TYPES.get(field)
     if word is None or len(kind.groups) == 1:
-        for group in kind.groups:
-            yield from rows(sources, group, f"{path}.")
+        inside: dict[str, Any] = {}
+        for name, own in (pair for group in kind.groups for pair in rows(sources, group, f"{path}.")):
+            known = inside.setdefault(name, own)
+            if "choices" in own:  # a mode that names the class has another value in each
+                known["choices"] = list(dict.fromkeys([*known["choices"], *own["choices"]]))
+        yield from inside.items()
         return
     row["by"] = word
     kinds: dict[str, dict[str, Any]] = {}
@@ -264,13 +270,12 @@ def missing(folder: Path, options: dict[str, Any]) -> list[str]:
     return [each["path"] for each in named if each["path"] not in plain | words]
 
 
-def main(version: str, commit: str, folder: str) -> int:
+def main(version: str, commit: str, folder: str, source: str = SOURCE) -> int:
     """Write the table of one version."""
     own = dict(rows(Sources(Path(folder)), ROOT))
     options = own | {name: row for name, row in of_the_contract(Path(folder)).items() if name not in own}
     for path, choices in ADDED.get(version, {}).items():
         options[path]["choices"] = [*options[path]["choices"], *choices]
-    source = "NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/llm_args.py and the classes it imports (facts, no code)"
     lines = ",\n".join(f"  {json.dumps(path)}: {json.dumps(row)}" for path, row in options.items())
     head = f' "version": {json.dumps(version)},\n "commit": {json.dumps(commit)},\n "source": {json.dumps(source)},\n'
     OUT.mkdir(exist_ok=True)

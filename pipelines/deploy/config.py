@@ -93,9 +93,9 @@ Tag = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
 
 OF_A_RELEASE = r"(\d+)\.(\d+)\.(\d+)(?:rc(\d+))?"
 OLD_DRAFT_WORD = (1, 3, 0, 3)
-"""1.3.0rc3 rejects `decoding_type: Draft_Target`; of llm_args.py@0004396 it is the only word for a draft model.
+"""1.2.1 and 1.3.0rc3 reject `decoding_type: Draft_Target`, which is the only word for a draft model from 1.3.0rc8.
 
-Which release candidate after rc3 changed it is unknown; all of them count as changed.
+Which of rc4 to rc8 changed it is unknown; all of them count as changed.
 """
 
 

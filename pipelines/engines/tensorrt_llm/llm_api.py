@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import operator
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -208,6 +209,8 @@ def numbers(version: str) -> tuple[int, ...]:
 def tables_of(version: str | None) -> tuple[VersionTable, ...]:
     """Return the tables that judge a version: its own, or its neighbours', of which one has to accept an option.
 
+    A patch release gets no options of the next line's candidates: 1.2.2 is judged by 1.2.1 alone.
+
     Args:
         version: "1.3.0rc20"; None, of a container whose tag does not say it, is judged by all.
     """
@@ -215,9 +218,10 @@ def tables_of(version: str | None) -> tuple[VersionTable, ...]:
     if version is None:
         return every
     own, names = numbers(version), [numbers(table.version) for table in every]
-    before = [table for table, name in zip(every, names, strict=True) if name <= own]
-    after = [table for table, name in zip(every, names, strict=True) if name > own]
-    return tuple(before[-1:]) if before and before[-1].version == version else (*before[-1:], *after[:1])
+    at = bisect_right(names, own)
+    before, after = every[max(at - 1, 0) : at], every[at : at + 1]
+    patched = at > 0 and names[at - 1][3:] == (RELEASED,) and names[at - 1][:2] == own[:2]
+    return before if patched or (before and before[0].version == version) else (*before, *after)
 
 
 def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,7 +316,7 @@ class _Judge:
             return Fault(f"{self.source}{path} does not belong to {word}.", f"{word} has {', '.join(names)}.")
         if others:
             todo = f"Leave it out, or give the container of TensorRT-LLM {others[-1]} as image.base_llm_api."
-            return Fault(f"{what}: {' and '.join(others)} has it.", todo=todo)
+            return Fault(f"{what}: {' and '.join(others)} {'have' if others[1:] else 'has'} it.", todo=todo)
         if name in _facts()["renamed"]:
             return Fault(f"{what}.", todo=f"It is now {_facts()['renamed'][name]}.")
         places = [each for each in sorted(self.table.plain) if each.rpartition(".")[2] == name]

@@ -138,7 +138,30 @@ def test_of_200_seeded_wrong_files_at_least_198_are_refused():
     ("options", "version", "message"),
     [
         ({"stream_intervall": 5}, "1.4", "Did you mean 'stream_interval'?"),
-        ({"kv_cache_config": {"disk_cache_path": "/x"}}, "1.3.0rc3", "unknown to TensorRT-LLM 1.3.0rc3: 1.4 has it"),
+        (
+            {"kv_cache_config": {"disk_cache_path": "/x"}},
+            "1.3.0rc3",
+            "1.3.0rc3: 1.3.0rc24 and 1.4 have it. Leave it out",
+        ),
+        ({"model_kwargs": {}}, "1.2.1", "unknown to TensorRT-LLM 1.2.1: 1.3.0rc3 and 1.3.0rc24 and 1.4 have it."),
+        ({"kv_cache_config": {"use_kv_cache_manager_v2": True}}, "1.2.0", "is unknown to TensorRT-LLM 1.2.0: 1.3.0rc3"),
+        ({"moe_config": {"backend": "AUTO"}}, "1.2.1", "Choose one of CUTLASS, CUTEDSL, WIDEEP, TRTLLM"),
+        ({"speculative_config": {"decoding_type": "Eagle3"}}, "1.2.1", "Did you mean 'Eagle'?"),
+        ({"speculative_config": {"decoding_type": "Draft_Target"}}, "1.2.1", "Did you mean 'DraftTarget'?"),
+        ({"enable_sleep": True}, "1.3.0rc24", "1.2.1 and 1.3.0rc3 have it. Leave it out, or give the container of"),
+        (
+            {"build_config": {"max_batch_size": 8}},
+            "1.2.1",
+            "has no effect in TensorRT-LLM 1.2.1: it is for TensorRT engines",
+        ),
+        ({"sampler_type": "TorchSampler"}, "1.4", "there is one sampler"),
+        ({"kv_cache_config": {"kv_events_config": {}}}, "1.3.0rc24", "unknown to TensorRT-LLM 1.3.0rc24: 1.4 has it."),
+        ({"cuda_graph_config": {"mode": "prefill"}}, "1.4", "Choose one of decode, encode."),
+        (
+            {"kv_cache_compression_config": {"algorithm": "triattention", "calibration_path": "/x.pt"}},
+            "1.3.0rc24",
+            "kv_cache_compression_config.model_path must be given.",
+        ),
         ({"free_gpu_memory_fraction": 0.5}, "1.4", "Did you mean kv_cache_config.free_gpu_memory_fraction?"),
         ({"moe_backend": "TRTLLM"}, "1.4", "It is now moe_config.backend."),
         ({"stream_interval": "x"}, "1.4", "stream_interval='x' is not valid: it should be an integer."),
@@ -163,6 +186,43 @@ def test_what_is_wrong_is_one_sentence_that_helps(options, version, message):
 def test_an_option_that_is_read_is_not_called_ignored():
     assert not complaints({"enable_mla_skip_correction": True, "mla_skip_correction_threshold": 4.0}, "1.4", "")
     assert not complaints({"kv_cache_config": {"sink_token_length": 4}}, "1.3.0rc3", "")
+    assert not complaints({"sampler_type": "TorchSampler"}, "1.3.0rc24", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "versions", "refused"),
+    [
+        (
+            {"disable_flashinfer_sampling": True, "enable_sleep": False},
+            ("1.2.0", "1.2.1", "1.3.0rc3"),
+            ("1.3.0rc24", "1.4"),
+        ),
+        (
+            {"speculative_config": {"decoding_type": "UserProvided", "drafter": 1}},
+            ("1.2.1", "1.3.0rc3"),
+            ("1.3.0rc24",),
+        ),
+        (
+            {"speculative_config": {"decoding_type": "PARD", "max_draft_len": 4}},
+            ("1.3.0rc24", "1.4"),
+            ("1.2.1", "1.3.0rc3"),
+        ),
+        ({"cp_config": {"cp_type": "star", "cp_anchor_size": 4}}, ("1.2.1", "1.3.0rc24"), ("1.4",)),
+        ({"cuda_graph_config": {"mode": "decode"}}, ("1.3.0rc24", "1.4"), ("1.2.1", "1.3.0rc3")),
+        ({"multimodal_config": {"encoder_cache_max_bytes": "512MB"}}, ("1.3.0rc24", "1.4"), ("1.2.1",)),
+        ({"moe_config": {"backend": "WIDEEP"}}, ("1.2.1", "1.3.0rc3", "1.3.0rc24"), ("1.4",)),
+        ({"enable_mla_skip_correction": True}, ("1.3.0rc29", "1.4"), ("1.2.1", "1.3.0rc3", "1.3.0rc24")),
+    ],
+)
+def test_each_version_has_options_that_others_lack(options, versions, refused):
+    assert {version for version in (*versions, *refused) if complaints(options, version, "")} == {*refused}
+
+
+@pytest.mark.parametrize("version", ["1.2.1", "1.3.0rc24"])
+def test_nvidias_files_of_1_3_0rc3_are_read_by_the_versions_around_it(version):
+    refused = {name: refusals(options, version) for name, options in FILES["1.3.0rc3"]["files"].items()}
+    assert sum(not wrong for wrong in refused.values()) == 169
+    assert {each.option for wrong in refused.values() for each in wrong} <= OF_AN_EARLIER_VERSION
 
 
 def test_a_group_within_a_kind_of_a_group_is_judged():
@@ -172,7 +232,7 @@ def test_a_group_within_a_kind_of_a_group_is_judged():
     assert "speculative_config.sa_config.treshold is unknown" in found.fault.message
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", [table.version for table in tables()])
 def test_what_is_not_set_has_the_librarys_default(version):
     stage = ConfigureLlm(BuildSettings(), TritonSettings(), KvCacheSettings(), enable_chunked_context=False)
     (table,) = tables_of(version)
@@ -182,7 +242,7 @@ def test_what_is_not_set_has_the_librarys_default(version):
         stage,
         triton=TritonSettings(max_attention_window_size=(512, 4096), batch_scheduler_policy="max_utilization"),
         num_draft_tokens=4,
-        draft_word="DraftTarget" if version == "1.3.0rc3" else "Draft_Target",
+        draft_word="DraftTarget" if version in ("1.2.1", "1.3.0rc3") else "Draft_Target",
         others={"moe_config": {"backend": "TRTLLM"}, "kv_cache_config": {"enable_partial_reuse": False}},
     ).arguments
     assert not complaints(whole, version, "")
@@ -196,7 +256,10 @@ def test_what_is_not_set_has_the_librarys_default(version):
     [
         ("max_batch_size: many", "max_batch_size='many' is not valid"),
         ("kv_cache_config: {free_gpu_memory_fraction: x}", "free_gpu_memory_fraction='x'"),
-        ("enable_trt_overlap: true", "enable_trt_overlap is unknown to TensorRT-LLM 1.3.0rc3 or 1.4"),
+        (
+            "enable_trt_overlap: true",
+            "enable_trt_overlap is unknown to TensorRT-LLM 1.2.1 or 1.3.0rc3 or 1.3.0rc24 or 1.4",
+        ),
         ("[", "is not valid YAML"),
         ("5", "holds a int"),
     ],

@@ -97,7 +97,7 @@ def test_several_nodes_are_left_to_the_scripts(tmp_path):
 
 @pytest.mark.parametrize(
     ("tag", "word"),
-    [("1.3.0rc3", "DraftTarget"), ("1.2.0", "DraftTarget"), ("1.3.0rc20", "Draft_Target"), ("1.4.0", "Draft_Target")],
+    [("1.3.0rc3", "DraftTarget"), ("1.2.1", "DraftTarget"), ("1.3.0rc8", "Draft_Target"), ("1.4.0", "Draft_Target")],
 )
 def test_the_container_of_the_llm_api_is_a_setting_and_decides_the_word_for_a_draft_model(tmp_path, tag, word):
     image = f"registry.example.com/tensorrt-llm/release:{tag}"

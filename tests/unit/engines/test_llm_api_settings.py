@@ -73,12 +73,15 @@ def test_what_is_stored_without_such_options_is_as_before():
 @pytest.mark.parametrize(
     ("version", "judges"),
     [
-        ("1.2.1", ["1.3.0rc3"]),
+        ("1.2.0", ["1.2.1"]),
+        ("1.2.1", ["1.2.1"]),
+        ("1.2.2", ["1.2.1"]),
+        ("1.3.0rc1", ["1.2.1", "1.3.0rc3"]),
         ("1.3.0rc3", ["1.3.0rc3"]),
-        ("1.3.0rc20", ["1.3.0rc3", "1.4"]),
-        ("1.3.0", ["1.3.0rc3", "1.4"]),
+        ("1.3.0rc20", ["1.3.0rc3", "1.3.0rc24"]),
+        ("1.3.0", ["1.3.0rc24", "1.4"]),
         ("1.4.0rc2", ["1.4"]),
-        (None, ["1.3.0rc3", "1.4"]),
+        (None, ["1.2.1", "1.3.0rc3", "1.3.0rc24", "1.4"]),
     ],
 )
 def test_a_version_is_judged_by_its_table_or_its_neighbours(version, judges):
@@ -88,9 +91,12 @@ def test_a_version_is_judged_by_its_table_or_its_neighbours(version, judges):
 @pytest.mark.parametrize(
     ("version", "line"),
     [
-        ("1.2.1", "judged by the options of TensorRT-LLM 1.3.0rc3, because there is no table of 1.2.1"),
-        ("1.3.0rc29", "judged by the options of TensorRT-LLM 1.3.0rc3 and 1.4, because there is no table of 1.3.0rc29"),
-        ("1.3.0rc3", None),
+        ("1.2.0", "judged by the options of TensorRT-LLM 1.2.1, because there is no table of 1.2.0"),
+        (
+            "1.3.0rc29",
+            "judged by the options of TensorRT-LLM 1.3.0rc24 and 1.4, because there is no table of 1.3.0rc29",
+        ),
+        ("1.2.1", None),
     ],
 )
 def test_the_plan_names_the_tables_that_judge_where_there_is_no_own(tmp_path, version, line):
@@ -104,7 +110,7 @@ def test_what_versions_before_and_after_take_differently_is_in_doubt():
     options = {"kv_cache_config": {"sink_token_length": 4, "disk_cache_path": "/x"}, "stream_interval": 5}
     of_both = [
         ("1.3.0rc3", False, ["kv_cache_config.disk_cache_path"]),
-        ("1.4", True, ["kv_cache_config.sink_token_length"]),
+        ("1.3.0rc24", True, ["kv_cache_config.sink_token_length"]),
     ]
     assert doubts(options, "1.3.0rc20") == of_both
     assert doubts(options, "1.4") == []
