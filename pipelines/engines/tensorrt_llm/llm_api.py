@@ -316,7 +316,8 @@ class _Judge:
             return Fault(f"{self.source}{path} does not belong to {word}.", f"{word} has {', '.join(names)}.")
         if others:
             todo = f"Leave it out, or give the container of TensorRT-LLM {others[-1]} as image.base_llm_api."
-            return Fault(f"{what}: {' and '.join(others)} {'have' if others[1:] else 'has'} it.", todo=todo)
+            have = f"{', '.join(others[:-1])} and {others[-1]} have" if others[1:] else f"{others[0]} has"
+            return Fault(f"{what}: {have} it.", todo=todo)
         if name in _facts()["renamed"]:
             return Fault(f"{what}.", todo=f"It is now {_facts()['renamed'][name]}.")
         places = [each for each in sorted(self.table.plain) if each.rpartition(".")[2] == name]

@@ -143,7 +143,7 @@ def test_of_200_seeded_wrong_files_at_least_198_are_refused():
             "1.3.0rc3",
             "1.3.0rc3: 1.3.0rc24 and 1.4 have it. Leave it out",
         ),
-        ({"model_kwargs": {}}, "1.2.1", "unknown to TensorRT-LLM 1.2.1: 1.3.0rc3 and 1.3.0rc24 and 1.4 have it."),
+        ({"model_kwargs": {}}, "1.2.1", "unknown to TensorRT-LLM 1.2.1: 1.3.0rc3, 1.3.0rc24 and 1.4 have it."),
         ({"kv_cache_config": {"use_kv_cache_manager_v2": True}}, "1.2.0", "is unknown to TensorRT-LLM 1.2.0: 1.3.0rc3"),
         ({"moe_config": {"backend": "AUTO"}}, "1.2.1", "Choose one of CUTLASS, CUTEDSL, WIDEEP, TRTLLM"),
         ({"speculative_config": {"decoding_type": "Eagle3"}}, "1.2.1", "Did you mean 'Eagle'?"),
