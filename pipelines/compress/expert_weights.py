@@ -22,15 +22,16 @@ _OF_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bia
 _ROWS = {"gate": slice(0, None, 2), "up": slice(1, None, 2), "down": slice(None)}
 _E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 _CODES = torch.cat([_E2M1, -_E2M1])
-_BYTES = torch.stack([_CODES.repeat(16), _CODES.repeat_interleave(16)], 1)
-"""The two numbers that a byte holds, float32 [256, 2]."""
+_BYTES = torch.stack([_CODES.repeat(16), _CODES.repeat_interleave(16)], 1).bfloat16().view(torch.int32).reshape(256)
+"""The two numbers that a byte holds, in bf16, which holds them and their products with powers of two exactly."""
 _BIAS, _BLOCK = 127, 32
 
 
 def from_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of blocks uint8 [O, B, 16] with scales uint8 [O, B], float32 [O, 32 B]."""
-    pairs = _BYTES[blocks.int()].reshape(*scales.shape, _BLOCK)
-    return torch.ldexp(pairs, (scales.int() - _BIAS)[:, :, None]).reshape(len(blocks), -1)
+    """Return the numbers of blocks uint8 [O, B, 16] with scales uint8 [O, B], bf16 [O, 32 B]."""
+    numbers = torch.index_select(_BYTES, 0, blocks.reshape(-1).int()).view(torch.bfloat16)
+    powers = torch.ldexp(torch.ones(scales.shape), scales.int() - _BIAS).bfloat16()
+    return numbers.reshape(*scales.shape, _BLOCK).mul_(powers[:, :, None]).reshape(len(blocks), -1)
 
 
 class ExpertWeights(ModelWeights):
