@@ -158,7 +158,7 @@ def import_faults(
                 can,
             )
         )
-    if world_size > 1:
+    if world_size > 1 and stored.qformat is not QFormat.FP8:
         faults.append(
             Fault(
                 f"{what}; it is taken over for one rank, not {world_size}.",

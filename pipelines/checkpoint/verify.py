@@ -216,7 +216,7 @@ def expected_tensors(config: CheckpointConfig, rank: int) -> Tensors:
     layers = config.num_hidden_layers // config.pp_size
     for number in range(layers):
         here, everywhere = f"transformer.layers.{number}", f"transformer.layers.{stage * layers + number}"
-        tensors |= {f"{here}.{name}": tensor for name, tensor in _layer_tensors(config, everywhere).items()}
+        tensors |= {f"{here}.{name}": tensor for name, tensor in layer_tensors(config, everywhere).items()}
     if stage == config.pp_size - 1:
         tensors["transformer.ln_f.weight"] = Expected(dtype, (config.hidden_size,))
         if not FAMILIES[config.architecture].head_is_embedding:
@@ -224,7 +224,7 @@ def expected_tensors(config: CheckpointConfig, rank: int) -> Tensors:
     return tensors
 
 
-def _layer_tensors(config: CheckpointConfig, path: str) -> Tensors:
+def layer_tensors(config: CheckpointConfig, path: str) -> Tensors:
     """Return a layer's tensors on one rank, by name within the layer; `path` is the layer in the whole model."""
     hidden, tp_size, dtype = config.hidden_size, config.tp_size, _DTYPE_CODES[config.dtype]
     q_rows = config.num_attention_heads // tp_size * config.head_size

@@ -20,7 +20,7 @@ import torch
 from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.checkpoint.describe import describe
 from pipelines.checkpoint.unified import linear_shapes
-from pipelines.checkpoint.verify import expected_tensors, has_bias
+from pipelines.checkpoint.verify import expected_tensors, has_bias, layer_tensors
 from pipelines.compress.calibration import ProgressRecord, calibration_facts, new_files_removed, stamp
 from pipelines.compress.checkpoint_layout import RanksLayout, copy_vocabulary
 from pipelines.compress.expert_weights import ExpertWeights
@@ -53,6 +53,7 @@ NORMS = {"input_layernorm": "input_layernorm", "post_layernorm": "post_attention
 _BY_INPUTS = ("attention.dense.weight", "mlp.proj.weight")  # and the scales of those weights
 """Split over ranks by their inputs; all other tensors of linears by their outputs."""
 _BY_OUTPUTS = ("mlp.fc", "mlp.gate")
+_OF_EXPERTS = ("mlp.fc.weight", "mlp.proj.weight")  # and their scales
 _PRODUCER = {"name": "trtllm-pipelines", "version": version("trtllm-pipelines")}
 
 
@@ -226,11 +227,14 @@ def _rank_part(shape: ModelShape, config: CheckpointConfig, name: str, whole: to
     With more ranks than key and value heads, neighbouring ranks have the same head.
     """
     tp_size = config.tp_size
-    if tp_size == 1:
+    if tp_size == 1 or whole.shape == (1,):
         return whole
-    if whole.dim() == 3:  # experts; up and gate are one
+    of_experts = config.experts is not None and name.startswith(_OF_EXPERTS)
+    if of_experts and whole.dim() > 1:  # [E, 1] is a scale of each expert; up and gate are one
         number, rank = rank % config.moe_ep_size, rank // config.moe_ep_size
         whole, shared = whole.chunk(config.moe_ep_size)[number], tp_size // config.moe_ep_size
+        if whole.dim() == 2:
+            return whole
         if name.startswith(_BY_INPUTS):
             return whole.chunk(shared, dim=2)[rank]
         return torch.cat([half.chunk(shared, dim=1)[rank] for half in whole.chunk(2, dim=1)], dim=1)
@@ -290,33 +294,57 @@ def _write(
     progress: Progress,
 ) -> None:
     """Write every layer that `record` does not know yet, and what is outside of layers."""
-    tp_size, layers = config.tp_size, config.num_hidden_layers
-    per_stage = layers // config.pp_size
-    expected = {f"rank{rank}.safetensors": expected_tensors(config, rank) for rank in range(config.world_size)}
+    layers = config.num_hidden_layers
     if record.layers:
-        writer = TensorWriter(out_dir, list(expected))
+        writer = TensorWriter(out_dir, [f"rank{rank}.safetensors" for rank in range(config.world_size)])
     else:
-        layouts = {
-            file: {name: (e.dtype, e.shape) for name, e in in_file.items()} for file, in_file in expected.items()
-        }
-        writer = TensorWriter.create(out_dir, layouts)
+        writer = create_ranks(config, out_dir)
     record.announce(layers, progress)
     with progress.task("copying layers", layers - record.layers, "layers") as advance:
         for number in range(record.layers, layers):
-            stage, local = divmod(number, per_stage)
-            files = [f"rank{stage * tp_size + rank}.safetensors" for rank in range(tp_size)]
-            prefix = f"transformer.layers.{local}."
-            for name in [name.removeprefix(prefix) for name in expected[files[0]] if name.startswith(prefix)]:
-                whole = tensors.tensor(f"transformer.layers.{number}.{name}")
-                for rank, file in enumerate(files):
-                    writer.write(file, prefix + name, iter([_rank_part(shape, config, name, whole, rank)]))
+            for name in layer_tensors(config, prefix := f"transformer.layers.{number}"):
+                write_parts(writer, shape, config, number, name, tensors.tensor(f"{prefix}.{name}"))
             writer.sync()
             record.complete(number + 1)
             advance(1)
-    for rank in range(config.world_size - tp_size, config.world_size):
-        norm = "transformer.ln_f.weight"
+    write_ends(writer, shape, config, tensors, progress)
+
+
+def create_ranks(config: CheckpointConfig, out_dir: Path) -> TensorWriter:
+    """Create the file of every rank, with headers and room."""
+    ranks = [expected_tensors(config, rank) for rank in range(config.world_size)]
+    layouts = [{name: (each.dtype, each.shape) for name, each in rank.items()} for rank in ranks]
+    return TensorWriter.create(out_dir, {f"rank{rank}.safetensors": each for rank, each in enumerate(layouts)})
+
+
+def write_parts(
+    writer: TensorWriter, shape: ModelShape, config: CheckpointConfig, number: int, name: str, whole: torch.Tensor
+) -> None:
+    """Write each rank's part of a tensor of a layer.
+
+    Args:
+        writer: of all ranks.
+        shape: of the model.
+        config: of the checkpoint.
+        number: of the layer in the whole model.
+        name: within the layer.
+        whole: the tensor of a checkpoint of one rank.
+    """
+    stage, local = divmod(number, config.num_hidden_layers // config.pp_size)
+    for rank in range(config.tp_size):
+        file = f"rank{stage * config.tp_size + rank}.safetensors"
+        part = _rank_part(shape, config, name, whole, rank)
+        writer.write(file, f"transformer.layers.{local}.{name}", iter([part]))
+
+
+def write_ends(
+    writer: TensorWriter, shape: ModelShape, config: CheckpointConfig, tensors: CheckpointTensors, progress: Progress
+) -> None:
+    """Write what is outside of layers."""
+    norm = "transformer.ln_f.weight"
+    for rank in range(config.world_size - config.tp_size, config.world_size):
         writer.write(f"rank{rank}.safetensors", norm, iter([tensors.tensor(norm)]))
-    layout = RanksLayout(layers, tp_size, config.pp_size)
+    layout = RanksLayout(config.num_hidden_layers, config.tp_size, config.pp_size)
     copy_vocabulary(writer, tensors.weights, tensors.head, tensors.dtype, layout, shape.vocab_size, progress)
 
 

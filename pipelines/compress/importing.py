@@ -25,26 +25,28 @@ from pipelines.checkpoint.packings import (
     kv_scales,
 )
 from pipelines.checkpoint.tensors import TensorFile, numpy_dtype
-from pipelines.checkpoint.verify import IMPORTED, Tensors, expected_tensors
+from pipelines.checkpoint.verify import IMPORTED, Tensors, expected_tensors, layer_tensors
 from pipelines.compress.by_tensor import (
     LINEARS,
     NORMS,
     CheckpointTensors,
+    Split,
     checkpoint_config,
+    create_ranks,
     names_of,
     quantization_block,
+    write_ends,
+    write_parts,
 )
 from pipelines.compress.calibration import calibration_facts
 from pipelines.compress.config import CalibrationSettings
 from pipelines.compress.contexts import BATCHES, gpu_memory_named
-from pipelines.compress.model_folder import ModelFolder, TensorWriter, torch_dtype
+from pipelines.compress.model_folder import ModelFolder, torch_dtype
 from pipelines.compress.postprocess import corrected
 from pipelines.compress.specs import QuantSpec
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.progress import Progress
-
-_FILE = "rank0.safetensors"
 
 
 class _Folder:
@@ -147,14 +149,14 @@ def import_folder(
     source: ModelFolder,
     out_dir: Path,
     spec: QuantSpec,
-    world_size: int,
+    split: Split,
     dtype: str,
     texts: Iterable[str],
     calibration: CalibrationSettings,
     device: str,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Write the checkpoint of one rank; texts calibrate a KV cache that the folder has no scales for.
+    """Write the checkpoint; texts calibrate a KV cache that the folder has no scales for, on one rank.
 
     Returns:
         the facts of `pipelines.checkpoint.describe`, and the keys `calibration` and `tool`.
@@ -163,29 +165,32 @@ def import_folder(
         UserError: the folder cannot be taken over like that, or lacks a tensor.
     """
     began = time.monotonic()
-    _refuse_faults(source, spec, world_size)
+    _refuse_faults(source, spec, split)
     folder = _Folder(source, spec, dtype)
     out_dir.mkdir(parents=True, exist_ok=True)
     layers = source.shape.num_hidden_layers
-    raw = corrected(_config(source, spec, dtype, folder), source.config, spec)
+    raw = corrected(_config(source, spec, dtype, folder, split), source.config, spec)
     (out_dir / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
     if folder.declared.layers:
         mixed = {key: raw["quantization"][key] for key in ("quant_algo", "kv_cache_quant_algo")}
         mixed["quantized_layers"] = _layer_blocks(folder, layers)
         (out_dir / LAYERS_FILE).write_text(json.dumps(mixed, indent=2) + "\n", encoding="utf-8")
-    expected = expected_tensors(CheckpointConfig.load(out_dir), 0)
-    writer = TensorWriter.create(out_dir, {_FILE: {name: (each.dtype, each.shape) for name, each in expected.items()}})
-    done = set()
+    config = CheckpointConfig.load(out_dir)
+    expected, writer = expected_tensors(config, 0), create_ranks(config, out_dir)
+    scales = []
     with progress.task("importing", layers, "layers") as advance:
         for layer in range(layers):
-            for leaf, tensor in folder.layer(layer, expected):
-                name = f"transformer.layers.{layer}.{leaf}"
-                writer.write(_FILE, name, iter([tensor]))
-                done.add(name)
+            rest = [*layer_tensors(config, prefix := f"transformer.layers.{layer}")]
+            for name, tensor in folder.layer(layer, expected):
+                write_parts(writer, source.shape, config, layer, name, tensor)
+                rest.remove(name)
+            for name in rest:
+                if name.endswith(KV_SCALE):
+                    scales.append(f"{prefix}.{name}")
+                else:
+                    write_parts(writer, source.shape, config, layer, name, folder.rest.tensor(f"{prefix}.{name}"))
             advance(1)
-    scales = {name for name in expected if name.endswith(KV_SCALE)} - done
-    for name in expected.keys() - done - scales:
-        writer.write(_FILE, name, iter([folder.rest.tensor(name)]))
+    write_ends(writer, source.shape, config, folder.rest, progress)
     data, tool = None, {}
     if scales:
         from pipelines.compress import imported_cache, modelopt_door
@@ -196,20 +201,20 @@ def import_folder(
             )
         tool = {"nvidia-modelopt": modelopt_door.VERSION}
         for name in scales:
-            writer.write(_FILE, name, iter([calibrated[name]]))
+            writer.write("rank0.safetensors", name, iter([calibrated[name]]))
     writer.sync()
     seconds = time.monotonic() - began if data else 0.0
     return {**describe(out_dir), "calibration": calibration_facts(data, seconds), "tool": tool}
 
 
-def _refuse_faults(source: ModelFolder, spec: QuantSpec, world_size: int) -> None:
+def _refuse_faults(source: ModelFolder, spec: QuantSpec, split: Split) -> None:
     if faults := import_faults(
         source.folder,
         source.config,
         qformat=spec.quant.qformat,
         group_size=spec.quant.group_size,
         kv_cache=spec.kv_cache,
-        world_size=world_size,
+        world_size=split.tp_size * split.pp_size,
         effective_bits=spec.quant.effective_bits,
         candidates=spec.quant.mixed,
     ):
@@ -220,14 +225,15 @@ def _refuse_faults(source: ModelFolder, spec: QuantSpec, world_size: int) -> Non
         raise UserError(f"A quantized folder of {family.architecture} cannot be taken over.", todo="Give the original.")
 
 
-def _config(source: ModelFolder, spec: QuantSpec, dtype: str, folder: _Folder) -> dict[str, Any]:
+def _config(source: ModelFolder, spec: QuantSpec, dtype: str, folder: _Folder, split: Split) -> dict[str, Any]:
     """Return what ModelOpt would write into config.json, before it is corrected."""
     block = {
         **quantization_block(spec.quant.qformat, spec.quant.group_size, folder.points),
         "kv_cache_quant_algo": None if spec.kv_cache is KvFormat.AUTO else spec.kv_cache.upper(),
         **({} if folder.declared.layers else {"exclude_modules": ["lm_head"]}),
     }
-    return checkpoint_config(source, dtype, block, {"name": IMPORTED, "version": str(folder.block.get("quant_method"))})
+    producer = {"name": IMPORTED, "version": str(folder.block.get("quant_method"))}
+    return checkpoint_config(source, dtype, block, producer, split)
 
 
 def _layer_blocks(folder: _Folder, layers: int) -> dict[str, Any]:

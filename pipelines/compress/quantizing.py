@@ -63,44 +63,39 @@ def quantize(
         UserError: the model, the format or the split is not supported, the texts are empty, or a value of a layer is
             not finite.
     """
-    source = look_at(model_dir)
+    source, split = look_at(model_dir), Split(tp_size, pp_size, moe_ep_size)
     picked, device = pick_dtype(source, spec.quant.dtype), pick_device(device)
     if quantization_of(source.folder, source.config) is not None:
         if layout == "hugging_face":
             raise UserError(f"{model_dir} is already quantized; the PyTorch backend's export takes models in 16 bit.")
-        facts = import_folder(source, out_dir, spec, tp_size * pp_size, picked, texts, calibration, device, progress)
+        facts = import_folder(source, out_dir, spec, split, picked, texts, calibration, device, progress)
         return {**facts, "source_bytes": source.weight_bytes}
     if not holds_mxfp4(source.config) and (faults := [*undeclared_faults(str(model_dir), model_dir)]):
         raise UserError.of(faults)
     family = source.shape.family
     exported = family.modelopt_type is not None or family.by_tensor
     if spec.by_tensor and layout != "hugging_face" and exported:
-        facts = write_by_tensor(source, out_dir, spec, picked, Split(tp_size, pp_size, moe_ep_size), progress)
+        facts = write_by_tensor(source, out_dir, spec, picked, split, progress)
     else:
         from pipelines.compress.by_modelopt import QuantizeTask
 
         task = QuantizeTask(source, spec, texts, calibration, tp_size, pp_size, picked, device, layout)
-        facts = _by_modelopt(task, out_dir, progress)
+        facts = _by_modelopt(task, out_dir, split, progress)
     # the files do not name the algorithm
     return {**facts, "qformat": str(spec.quant.qformat), "source_bytes": source.weight_bytes}
 
 
-def _by_modelopt(task: QuantizeTask, out_dir: Path, progress: Progress) -> dict[str, Any]:
+def _by_modelopt(task: QuantizeTask, out_dir: Path, split: Split, progress: Progress) -> dict[str, Any]:
     """Quantize with ModelOpt; it exports mixtures in Hugging Face's layout alone, so these are converted from it."""
     from pipelines.compress.by_modelopt import quantize_by_modelopt
 
-    family, ranks = task.source.shape.family, task.tp_size * task.pp_size
-    if not family.experts or task.layout == "hugging_face":
+    if not task.source.shape.family.experts or task.layout == "hugging_face":
         return quantize_by_modelopt(task, out_dir, progress)
-    if ranks > 1:
-        raise UserError(
-            f"An FP8 checkpoint of {family.architecture} has one rank, not {ranks}.",
-            todo="Set build.tp_size=1 build.pp_size=1, or use engine=tensorrt_llm_llmapi.",
-        )
     unified = out_dir / "hugging_face"
-    facts = quantize_by_modelopt(replace(task, layout="hugging_face"), unified, progress)
+    whole = replace(task, layout="hugging_face", tp_size=1, pp_size=1)
+    facts = quantize_by_modelopt(whole, unified, progress)
     taken = import_folder(
-        look_at(unified), out_dir, task.spec, 1, task.dtype, (), task.calibration, task.device, progress
+        look_at(unified), out_dir, task.spec, split, task.dtype, (), task.calibration, task.device, progress
     )
     shutil.rmtree(unified)
     return {**facts, **taken, **{name: facts[name] for name in ("calibration", "tool")}}

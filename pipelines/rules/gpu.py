@@ -52,7 +52,7 @@ def _not_by_tensor(d: DeploymentFacts) -> Cases:
         return ()
     if not d.needs_gpu and formats == (QFormat.INT4_RTN,) and d.kv_format is KvFormat.AUTO:
         return ()
-    fp8 = bool(family.experts) and family.trtllm_build and d.world_size == 1
+    fp8 = bool(family.experts) and family.trtllm_build
     if fp8 and formats == (QFormat.FP8,) and d.kv_format is not KvFormat.INT8:
         return ()
     more = ("" if d.needs_gpu else ", int4_rtn") + (", fp8" if fp8 else "")

@@ -370,6 +370,19 @@ def test_the_same_tensors_of_each_library_give_the_same_checkpoint(models, tmp_p
     assert {cache: len(files) for cache, files in written.items()} == {KvFormat.FP8: 1, KvFormat.AUTO: 1}
 
 
+@pytest.mark.parametrize(("kind", "tp", "pp"), [("tied", 2, 2), ("gemma", 2, 1)])
+def test_a_folder_in_fp8_becomes_a_checkpoint_of_several_ranks(kind, tp, pp, models, tmp_path) -> None:
+    folder, spec = modelopts(models[kind], tmp_path / "given"), quant_spec(QFormat.FP8, KvFormat.FP8)
+    quantize(folder, tmp_path / "whole", spec, (), CALIBRATION)
+    quantize(folder, tmp_path / "parted", spec, (), CALIBRATION, tp_size=tp, pp_size=pp)
+    assert verify(tmp_path / "parted") == []
+    whole, parted = (Checkpoint.open(tmp_path / each) for each in ("whole", "parted"))
+    assert set(whole) == set(parted)
+    assert len(parted.rank_headers()) == tp * pp
+    for name in whole:
+        np.testing.assert_array_equal(parted.tensor(name), whole.tensor(name), err_msg=name)
+
+
 def test_a_head_in_fp8_is_not_read_as_if_it_were_16_bit(models, tmp_path) -> None:
     folder = rewritten(modelopts(models["llama"], tmp_path / "modelopt"), tmp_path / "auto", AUTO_FP8)
     tensors = load_file(folder / "model.safetensors")

@@ -144,7 +144,7 @@ def test_split_checkpoints_give_the_same_engine(
     np.testing.assert_array_equal(workshop.logits(split, kind), whole)
 
 
-@pytest.mark.parametrize(("qformat", "tp"), [(QFormat.NONE, 4), (QFormat.INT4_RTN, 2)])
+@pytest.mark.parametrize(("qformat", "tp"), [(QFormat.NONE, 4), (QFormat.INT4_RTN, 2), (QFormat.FP8, 4)])
 def test_experts_are_divided_as_tensorrt_llm_reads_them(qformat: QFormat, tp: int, workshop: Workshop) -> None:
     """Rank r has the experts of group r % moe_ep_size, and of each the part r // moe_ep_size; together, all of it."""
     folder = workshop.checkpoint("mixtral", qformat, tp=tp, ep=2)

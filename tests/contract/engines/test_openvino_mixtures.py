@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.verify import verify
-from pipelines.domain.errors import UserError
+from pipelines.compress.quantizing import quantize
 from pipelines.domain.formats import KvFormat, QFormat
 from tests.contract.engines.conftest import CALIBRATION, Workshop, quiz_prompts, relative_error, same_top, torch_logits
 from tests.support.specs import quant_spec
@@ -95,9 +95,22 @@ def test_experts_in_fp8_are_the_models_own(workshop: Workshop) -> None:
         assert fp8.tensor(f"{name}.activation_scaling_factor").shape == (1,)
 
 
-def test_an_fp8_mixture_has_one_rank(workshop: Workshop, tmp_path: Path) -> None:
-    from pipelines.compress.quantizing import quantize
-
-    spec, texts = quant_spec(QFormat.FP8, KvFormat.AUTO), quiz_prompts()[:8]
-    with pytest.raises(UserError, match="MixtralForCausalLM has one rank, not 2"):
-        quantize(workshop.source("mixtral"), tmp_path / "out", spec, texts, CALIBRATION, tp_size=2)
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+def test_fp8_experts_on_several_ranks_compute_the_same(kind: str, workshop: Workshop, tmp_path: Path) -> None:
+    """Scales go with their experts; those of what goes into a product are on every rank."""
+    spec, given, parted = quant_spec(QFormat.FP8, KvFormat.FP8), tmp_path / "given", tmp_path / "parted"
+    quantize(workshop.source(kind), given, spec, quiz_prompts()[:8], CALIBRATION, layout="hugging_face")
+    quantize(given, tmp_path / "whole", spec, (), CALIBRATION)
+    quantize(given, parted, spec, (), CALIBRATION, tp_size=2, pp_size=2, moe_ep_size=2)
+    assert verify(parted) == []
+    whole, ranks = Checkpoint.open(tmp_path / "whole"), Checkpoint.open(parted).rank_headers()
+    layers = whole.config.num_hidden_layers
+    for module in ("mlp.fc", "mlp.proj"):
+        last, local = f"transformer.layers.{layers - 1}.{module}", f"transformer.layers.{layers // 2 - 1}.{module}"
+        for leaf in ("weight", "weights_scaling_factor", "activation_scaling_factor"):
+            own = whole.tensor(f"{last}.{leaf}")
+            halves = [own, own] if leaf.startswith("activation") else np.split(own, 2)
+            for file, half in zip(ranks[2:], halves, strict=True):
+                np.testing.assert_array_equal(file[f"{local}.{leaf}"], half)
+    np.testing.assert_array_equal(workshop.logits(parted, kind), workshop.logits(tmp_path / "whole", kind))
