@@ -54,7 +54,7 @@ def language_config(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     """
     text = config.get("text_config")
     kind = text.get("model_type", "llama") if isinstance(text, Mapping) else None
-    if not isinstance(text, Mapping) or kind not in _LANGUAGES:
+    if not isinstance(text, Mapping) or str(kind) not in _LANGUAGES:
         raise UserError(
             f"{source} names {config['architectures'][0]} with a language model of type {shown(kind)}.",
             allowed="Built is LLaVA with a Llama or Mistral.",
@@ -84,6 +84,7 @@ class VisionShape:
         epsilon: of its norms.
         keeps_class: whether the class token is a feature too.
         output_size: width of the language model.
+        image_token: the place of a picture in a prompt.
         grids: of tiles, (height, width) in pixels; none in LLaVA 1.5.
     """
 
@@ -98,6 +99,7 @@ class VisionShape:
     epsilon: float
     keeps_class: bool
     output_size: int
+    image_token: int
     grids: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -137,9 +139,10 @@ class VisionShape:
         if not config.is_file():
             raise UserError(f"multimodal.path='{folder}' has no config.json.", todo="Give the folder of a LLaVA.")
         try:
-            return cls.of(parse_json(small_text(config)), str(config))
+            described = parse_json(small_text(config))
         except ValueError as error:
             raise UserError(f"{config} is not valid JSON: {error}.") from None
+        return cls.of(described, str(config))
 
     @classmethod
     def of(cls, config: Mapping[str, Any], source: str) -> VisionShape:
@@ -156,12 +159,22 @@ class VisionShape:
             )
         read = ConfigNumbers({**_CLIP, **vision}, source)
         _check_kinds(read, config, vision)
+        text = ConfigNumbers(language_config(config, source), f"The text_config of {source}")
+        token = config.get("image_token_index", config.get("image_token_id", 32000))
+        if type(token) is not int or token < 0:
+            read.fault(f"has image_token_index={shown(token)}.", "It must be the number of a token.")
+            token = 0
+        epsilon = read.config["layer_norm_eps"]
+        if type(epsilon) not in (int, float):
+            read.fault(f"has layer_norm_eps={shown(epsilon)}.", "It must be a number.")
+            epsilon = 0
         layer, layers = config.get("vision_feature_layer", -2), read.size("num_hidden_layers")
         if type(layer) is not int or not -layers - 1 <= layer <= layers:
             read.fault(f"has vision_feature_layer={shown(layer)}.", f"It must be one of its {layers} layers.")
             layer = -1
+        side = read.size("image_size")
         shape = cls(
-            image_size=read.size("image_size"),
+            image_size=side,
             patch_size=read.size("patch_size"),
             hidden_size=read.size("hidden_size"),
             intermediate_size=read.size("intermediate_size"),
@@ -169,24 +182,26 @@ class VisionShape:
             layers=layer if layer >= 0 else layers + 1 + layer,
             act=str(read.config["hidden_act"]),
             projector_act=str(config.get("projector_hidden_act", "gelu")),
-            epsilon=float(read.config["layer_norm_eps"]),
+            epsilon=float(epsilon),
             keeps_class=config.get("vision_feature_select_strategy") == "full",
-            output_size=int(language_config(config, source)["hidden_size"]),
-            grids=_grids(read, config),
+            output_size=text.size("hidden_size"),
+            image_token=token,
+            grids=_grids(read, config, side),
         )
         if read.fine and (shape.hidden_size % shape.heads or shape.image_size % shape.patch_size):
             read.fault("has a vision_config whose heads or patches do not divide its width or image_size.")
         if read.fine and shape.visual_tokens > MOST_TOKENS:
             read.fault(f"gives up to {shape.visual_tokens:,} visual tokens for a picture.", f"At most {MOST_TOKENS:,}.")
+        text.refuse()
         read.refuse()
         return shape
 
 
-def _grids(read: ConfigNumbers, config: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+def _grids(read: ConfigNumbers, config: Mapping[str, Any], side: int) -> tuple[tuple[int, int], ...]:
     """Return the grids of tiles of a LLaVA 1.6, and note what is wrong with them."""
     if config["architectures"] != [TILED]:
         return ()
-    named, side = config.get("image_grid_pinpoints"), read.size("image_size")
+    named = config.get("image_grid_pinpoints")
     start, grids = "has image_grid_pinpoints=", named
     if named is None:
         start, grids = "has no image_grid_pinpoints, so that they are ", GRIDS

@@ -63,7 +63,8 @@ class Tiling:
     @property
     def most_tokens(self) -> int:
         """Visual tokens of one picture, at most: it fills its grid."""
-        return max((len(self.rows(*grid)) for grid in self.grids), default=self.features)
+        each = (math.prod(self._places(*grid)) + self._places(*grid)[0] for grid in self.grids)  # a newline per row
+        return self.features + max(each, default=0)
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Return the grid that shows most of a picture's pixels; of several, the smallest; of these, the first."""
@@ -79,6 +80,11 @@ class Tiling:
         """Return the number of tiles of a picture of this size in pixels."""
         return 1 + math.prod(self.grid(height, width)) // self.side**2 if self.grids else 1
 
+    def _places(self, height: int, width: int) -> tuple[int, int]:
+        """Return how many features a grid has below and beside each other."""
+        side = math.isqrt(self.features)
+        return side * (height // self.side), side * (width // self.side)
+
     def rows(self, height: int, width: int, newline: int = -1) -> Array:
         """Return a picture's visual tokens as places among the features of its tiles, i64.
 
@@ -90,9 +96,9 @@ class Tiling:
         first = np.arange(self.features)
         if not self.grids:
             return first
-        side, tiles = math.isqrt(self.features), [pixels // self.side for pixels in self.grid(height, width)]
-        high, wide = (side * count for count in tiles)
-        places = self.features + np.arange(high * wide).reshape(*tiles, side, side).swapaxes(1, 2).reshape(high, wide)
+        side, (high, wide) = math.isqrt(self.features), self._places(*self.grid(height, width))
+        tiled = np.arange(high * wide).reshape(high // side, wide // side, side, side)
+        places = self.features + tiled.swapaxes(1, 2).reshape(high, wide)
         top = left = 0
         if width / height > wide / high:
             top = (high - int(round(height * (wide / width), 7))) // 2

@@ -206,6 +206,7 @@ class Deployment(Goal):
     def facts(self) -> DeploymentFacts:
         """The input of the rules."""
         guess, images, quant = self.settings.speculative, self.settings.multimodal, self.settings.quant
+        tiled = self.encoder is not None and bool(self.encoder.grids)
         return DeploymentFacts(
             needs_gpu=self.engine.needs_gpu,
             writes_engine=self.engine.writes_engine,
@@ -233,7 +234,7 @@ class Deployment(Goal):
             pickled_heads=self.found.pickled_heads,
             adapters=self.found.adapters,
             images=(
-                Images(images.model_type, images.visual_tokens, images.images_per_request)
+                Images(images.model_type, images.visual_tokens, images.images_per_request, tiled)
                 if images.visual_tokens is not None and images.model_type != "none"
                 else None
             ),

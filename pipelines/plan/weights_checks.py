@@ -359,10 +359,8 @@ def _targets(recover: RecoverSettings, shape: ModelShape) -> dict[str, tuple[int
 def vision_faults(d: Deployment) -> list[Fault]:
     """Find an encoder that the CPU engine does not build, or whose features fit neither the table nor the model."""
     images, faults = d.settings.multimodal, list[Fault]()
-    if images.path is None or images.model_type != "llava":
+    if images.model_type != "llava" or d.engine.server is not ServerBackend.PYTHON or images.path is None:
         return []
-    if d.engine.server is not ServerBackend.PYTHON:
-        return _tiles_on_a_gpu(d)
     with collecting(faults):
         shape = VisionShape.read(images.path)
         if shape.visual_tokens != images.visual_tokens:
@@ -396,18 +394,6 @@ def vision_faults(d: Deployment) -> list[Fault]:
                 )
             )
     return faults
-
-
-def _tiles_on_a_gpu(d: Deployment) -> list[Fault]:
-    """Refuse LLaVA 1.6 on a GPU: NVIDIA's Triton model encodes its tiles, but neither arranges nor ends their rows.
-
-    Source: triton_backend/all_models/multimodal/multimodal_encoders/1/model.py@5482176.
-    """
-    if d.encoder is None or not d.encoder.grids:
-        return []
-    folder = d.settings.multimodal.path
-    what = f"multimodal.path='{folder}' is a LLaVA 1.6; NVIDIA's Triton models do not arrange its tiles."
-    return [Fault(what, "They serve LLaVA 1.5.", "Use engine=openvino, or a LLaVA 1.5.")]
 
 
 def _newline_sizes(folder: Path) -> list[tuple[int, ...]]:

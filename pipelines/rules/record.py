@@ -66,11 +66,13 @@ class Images:
         model_type: type of the encoder, e.g. "llava".
         visual_tokens: positions in the prompt that one image takes, at most.
         images_per_request: upper bound per request.
+        tiled: whether an image is cut into tiles, as of LLaVA 1.6.
     """
 
     model_type: str
     visual_tokens: int
     images_per_request: int
+    tiled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -200,6 +200,16 @@ SERVING_RULES = (
         source=REUSE,
     ),
     image_rule(
+        name="tiles-are-arranged-on-the-cpu",
+        needs=("images",),
+        when=lambda d: images(d).tiled,
+        failed="multimodal={d.images.model_type} of a LLaVA 1.6 is not supported by engine=tensorrt_llm: NVIDIA's"
+        " Triton models do not arrange its tiles.",
+        allowed="They serve LLaVA 1.5.",
+        todo="Use engine=openvino, or a LLaVA 1.5.",
+        source="triton_backend/all_models/multimodal/multimodal_encoders/1/model.py@5482176",
+    ),
+    image_rule(
         name="images-need-nvidias-models",
         severity=Severity.WARN,
         needs=("images",),

@@ -87,7 +87,7 @@ def build_vision(folder: Path, out_dir: Path) -> dict[str, Any]:
     Raises:
         UserError: the folder is of another kind, or a tensor is missing.
     """
-    shape, config = VisionShape.read(folder), parse_json(small_text(folder / "config.json"))
+    shape = VisionShape.read(folder)
     weights = _Weights(folder)
     model = _graph(shape, weights)
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ def build_vision(folder: Path, out_dir: Path) -> dict[str, Any]:
         "image_size": shape.image_size,
         "visual_tokens": shape.visual_tokens,
         "hidden_size": shape.output_size,
-        "image_token_id": config.get("image_token_index", config.get("image_token_id", 32000)),
+        "image_token_id": shape.image_token,
         "image_mean": mean,
         "image_std": std,
     }

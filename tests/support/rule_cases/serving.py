@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.support.rule_cases.words import GEMMA, LLAMA, LLAVA, Case, kv
 
 CASES = {
@@ -50,6 +52,9 @@ CASES = {
         {"images": LLAVA, "shape": GEMMA}, "multimodal=llava has a Llama .*GemmaForCausalLM", {"shape": LLAMA}
     ),
     "images-are-reused-by-id-only": Case(kv(images=LLAVA), "enable_block_reuse=True with images", {"kv_reuse": False}),
+    "tiles-are-arranged-on-the-cpu": Case(
+        {"images": replace(LLAVA, tiled=True)}, "multimodal=llava of a LLaVA 1.6 is not supported", {"images": LLAVA}
+    ),
     "images-need-nvidias-models": Case(
         {"images": LLAVA}, "multimodal=llava: the code of .*deprecated", {"images": None}
     ),
