@@ -50,13 +50,16 @@ def _not_by_tensor(d: DeploymentFacts) -> Cases:
     family, formats = shape(d).family, d.candidates or (d.qformat,)
     if not family.by_tensor or not calibrates(formats, d.kv_format):
         return ()
+    if d.needs_gpu and not family.trtllm_build:  # refused in every format
+        return ()
     if not d.needs_gpu and formats == (QFormat.INT4_RTN,) and d.kv_format is KvFormat.AUTO:
         return ()
     fp8 = bool(family.experts) and family.trtllm_build
     if fp8 and formats == (QFormat.FP8,) and d.kv_format is not KvFormat.INT8:
         return ()
     more = ("" if d.needs_gpu else ", int4_rtn") + (", fp8" if fp8 else "")
-    return [{"why": family.not_exported, "by_tensor": f"none, int8_wo, int4_wo{more}"}]
+    other = "" if family.gpt_oss else ", or engine=tensorrt_llm_llmapi"
+    return [{"why": family.not_exported, "by_tensor": f"none, int8_wo, int4_wo{more}", "other": other}]
 
 
 rule = partial(Rule, topic=TOPIC, needs=("sm",))
@@ -157,7 +160,7 @@ RULES = (
         failed="quant={d.qformat} with kv_cache={d.kv_format} of {d.shape.architecture} cannot be exported to a"
         " TensorRT-LLM checkpoint: {why}.",
         allowed="With kv_cache=auto: quant={by_tensor}.",
-        todo="Use one of them, or engine=tensorrt_llm_llmapi.",
+        todo="Use one of them{other}.",
         source=f"{MODELOPT}: build_moe_config reads a list of experts, other decoders need tensorrt_llm",
     ),
     family_rule(
@@ -166,7 +169,7 @@ RULES = (
         when=lambda d: not shape(d).family.trtllm_build,
         failed="{d.shape.architecture} is not supported by engine=tensorrt_llm: trtllm-build of TensorRT-LLM 1.2 does"
         " not know {d.shape.family.title}.",
-        todo="Use engine=openvino, or engine=tensorrt_llm_llmapi.",
+        todo="Use engine=openvino, or engine=tensorrt_llm_llmapi with quant=none.",
         source="tensorrt_llm/models/__init__.py (1.2): MODEL_MAP",
     ),
     family_rule(

@@ -116,11 +116,15 @@ def _uneven_ranks(d: DeploymentFacts) -> Cases:
     return [case for case in uneven(d) if dense or case["what"] == "num_attention_heads"]
 
 
+def _is_gpt_oss(d: DeploymentFacts) -> bool:
+    return d.shape is not None and d.shape.family.gpt_oss
+
+
 rule = partial(Rule, topic=TOPIC, engines=LLM_API)
 RULES = (
     rule(
         name="llm-api-formats",
-        when=lambda d: () if FORMATS[d.qformat].llm_api else [{"why": WHY_NOT[d.qformat]}],
+        when=lambda d: () if FORMATS[d.qformat].llm_api or _is_gpt_oss(d) else [{"why": WHY_NOT[d.qformat]}],
         failed="engine=tensorrt_llm_llmapi does not support quant={d.qformat}: {why}.",
         allowed="It supports {quants.names}.",
         todo="Choose one of these, or engine=tensorrt_llm (up to TensorRT-LLM 1.2).",
@@ -170,7 +174,7 @@ RULES = (
     rule(
         name="mixtures-are-exported-in-fp8",
         needs=("shape",),
-        when=lambda d: bool(shape(d).family.experts) and not shape(d).family.gpt_oss and d.qformat is not QFormat.FP8,
+        when=lambda d: bool(shape(d).family.experts) and not _is_gpt_oss(d) and d.qformat is not QFormat.FP8,
         failed="quant={d.qformat} of {d.shape.architecture} cannot be exported: of models with experts that"
         " Transformers 5 holds in one tensor, ModelOpt 0.47 exports FP8 only.",
         allowed="Supported here: {quants}.",
@@ -179,7 +183,7 @@ RULES = (
     rule(
         name="llm-api-reads-gpt-oss-as-published",
         needs=("shape",),
-        when=lambda d: shape(d).family.gpt_oss and d.qformat is not QFormat.NONE,
+        when=lambda d: _is_gpt_oss(d) and d.qformat is not QFormat.NONE,
         failed="engine=tensorrt_llm_llmapi does not support quant={d.qformat} of {d.shape.architecture}: it reads the"
         " model's folder, with experts in MXFP4 or 16 bit.",
         todo="Set quant=none.",
@@ -188,7 +192,7 @@ RULES = (
     rule(
         name="llm-api-has-gpt-oss-in-one-stage",
         needs=("shape",),
-        when=lambda d: shape(d).family.gpt_oss and d.build.pp_size > 1,
+        when=lambda d: _is_gpt_oss(d) and d.build.pp_size > 1,
         failed="build.pp_size={d.build.pp_size} of {d.shape.architecture} stops TensorRT-LLM's PyTorch backend: it has"
         " no pipeline parallelism for gpt-oss.",
         todo="Set build.pp_size=1.",

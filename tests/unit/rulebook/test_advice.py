@@ -17,6 +17,7 @@ from pipelines.predict.performance.gpus import rows
 from pipelines.rules.record import BrokenRule, DeploymentFacts, Severity
 from pipelines.rules.rulebook import check, refused
 from tests.support.rule_cases import GEMMA, LLAMA, deployment
+from tests.support.rule_cases.words import GPT_OSS
 
 ENGINES = ("tensorrt_llm", "openvino", "llmapi")
 CAPABILITIES = sorted({row.sm for row in rows() if row.sm is not None})
@@ -73,6 +74,20 @@ def test_an_a10_is_not_told_to_use_fp8() -> None:
     said = " ".join(map(str, faults))
     assert "Supported here: quant=none, int8_sq, int4_awq, int4_gptq, int4_rtn, int8_wo, int4_wo." in said
     assert not re.search(r"fp8", said.replace("quant=nvfp4", "").replace("NVFP4", ""))
+
+
+@pytest.mark.parametrize(
+    ("engine", "quant", "todo"),
+    [
+        ("openvino", QFormat.INT4_AWQ, "Use one of them."),
+        ("tensorrt_llm", QFormat.INT4_AWQ, "Use engine=openvino, or engine=tensorrt_llm_llmapi with quant=none."),
+        ("llmapi", QFormat.INT8_WO, "Set quant=none."),
+    ],
+)
+def test_no_message_sends_gpt_oss_where_it_is_refused(engine: str, quant: QFormat, todo: str) -> None:
+    """The LLM API takes it in no other format than its own, and trtllm-build in none at all."""
+    (fault,) = refused(check(deployment(engine=engine, shape=GPT_OSS, qformat=quant, sm=9.0)))
+    assert fault.todo == todo
 
 
 def test_options_of_a_format_are_to_be_removed_where_the_format_does_not_exist() -> None:
