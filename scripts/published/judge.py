@@ -1,7 +1,7 @@
 """Print how far predictions are off for measurements that were not fitted to: `python -m scripts.published.judge`.
 
 - Published rows: each predicted by a fit that its configuration was left out of (cross_validation.csv.gz).
-- Two replayed traces (`data/kept_apart.csv`) and the 89 stages of `stages`: in no fit.
+- Two replayed traces and full loads of mixtures (`data/kept_apart.csv`), and the 89 stages of `stages`: in no fit.
 """
 
 from __future__ import annotations
@@ -63,13 +63,14 @@ def repeated() -> list[float]:
 
 
 def kept_apart() -> tuple[Errors, list[str]]:
-    """Return the errors of the traces that no fit has seen, by metric, and reasons of refused rows."""
+    """Return the errors of traces and mixtures that no fit has seen, by metric, and reasons of refused rows."""
     rows, errors = read_rows(KEPT), defaultdict(list)
     predictions = predict(rows)
     for row, each in zip(rows, predictions, strict=True):
         if not each.reason:
             value = float(row["value"])
-            name = f"trace kept apart, {NAMES[row['metric']]}"
+            whole = row["mode"] == "inflight_maxload"
+            name = f"full load, {row['model']}" if whole else f"trace kept apart, {NAMES[row['metric']]}"
             errors[name].append((each.value / value - 1, each.low <= value <= each.high))
     return errors, [each.reason for each in predictions if each.reason]
 
@@ -114,7 +115,7 @@ def main() -> None:
     staged, refused_stages = open_loop(rows)
     head = ("not fitted to", "n", "median", "mean", "bias", "in 80 %")
     text = table([head, *lines({**published(), **kept, **staged})])
-    text.append(f"refused: {len(refused)} rows of traces kept apart, {len(refused_stages)} of {len(rows)} stages")
+    text.append(f"refused: {len(refused)} rows kept apart, {len(refused_stages)} of {len(rows)} stages")
     text += sorted({*refused, *refused_stages})
     text.append(
         f"MLPerf server TTFT of submissions with one GPU, count, model and format: {np.mean(spread):.0f} % on average "

@@ -89,6 +89,11 @@ def framework_named(text: str) -> Framework:
 Provenance = Literal["fitted", "transferred", "datasheet"]
 WIDER: dict[Provenance, float] = {"fitted": 1.0, "transferred": 1.5, "datasheet": 2.5}
 """Factor that widens an interval when there are no residuals to derive it from."""
+MIXTURE_FAMILIES = ("trtllm-cpp", "trtllm-static")
+"""Families that mixtures of experts were measured with."""
+MIXTURE_SPREAD = 0.2
+"""Standard deviation of log(predicted / measured) throughput of mixtures with other families, from the full loads in
+scripts/published/data/kept_apart.csv (29, in no fit)."""
 LEAST_CONFIGURATIONS = 3
 """A GPU on which a family was measured with fewer counts as transferred: one configuration cannot tell what is due to
 the GPU from what is due to itself, and its neighbours were off as much as unseen ones."""
@@ -160,6 +165,11 @@ class Setup:
         return framework_named(self.framework)
 
     @property
+    def unlike_mixtures(self) -> bool:
+        """Whether this is a mixture of experts on a framework that was measured with dense models alone."""
+        return self.model.num_experts > 1 and self.runs_on.family not in MIXTURE_FAMILIES
+
+    @property
     def labels(self) -> tuple[str, ...]:
         """Levels of the parameter hierarchy that this setup belongs to."""
         framework, gpu = self.runs_on, self.gpu
@@ -211,7 +221,8 @@ class Costed:
         overhead_s: network and tokenizer, added to TTFT.
         client_gap_s: time from a response to the same user's next request in a closed loop.
         provenance: "fitted": this GPU and this family of frameworks were measured together, in at least
-            `LEAST_CONFIGURATIONS`; "transferred": one of them was measured; "datasheet": neither was.
+            `LEAST_CONFIGURATIONS`; "transferred": one of them was measured, or both with dense models and this is a
+            mixture; "datasheet": neither was.
         why: the provenance in words.
         spread: standard deviation of log(predicted / measured) by metric: ttft, itl, throughput.
     """
@@ -249,13 +260,16 @@ class PerformanceModel:
             sparse=setup.sparse_kernels, group_size=setup.group_size, streamed=streamed,
         )  # fmt: skip
         provenance, why = self.provenance(setup)
+        spread = self.spread(provenance, setup.runs_on.family)
+        if setup.unlike_mixtures:
+            spread["throughput"] = max(spread["throughput"], MIXTURE_SPREAD)
         return Costed(
             cost=iteration_cost(of_model, values),
             overhead_s=values["overhead_s"],
             client_gap_s=values["client_delay"],
             provenance=provenance,
             why=why,
-            spread=self.spread(provenance, setup.runs_on.family),
+            spread=spread,
         )
 
     def provenance(self, setup: Setup) -> tuple[Provenance, str]:
@@ -268,6 +282,8 @@ class PerformanceModel:
             return "datasheet", "no measurement with 2:4-sparse weights"
         on_gpu = self.parameters.knows(f"gpu={setup.gpu.name}")
         if self.parameters.knows(f"gpu={setup.gpu.name}+family={family}", LEAST_CONFIGURATIONS):
+            if setup.unlike_mixtures:
+                return "transferred", f"{gpu} was measured with {family}, but without mixtures of experts"
             return "fitted", f"fitted to measurements on {gpu} with {family}"
         if on_gpu or self.parameters.knows(f"family={family}"):
             measured = f"{gpu} was measured with other frameworks" if on_gpu else f"{family} was measured on other GPUs"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from pipelines.predict.performance.models import model_named
-from pipelines.predict.performance.performance import PerformanceModel, framework_named
+from pipelines.predict.performance.performance import MIXTURE_SPREAD, PerformanceModel, framework_named
 from scripts.published import judge, stages
 
 JUDGED = stages.rows("judge")
@@ -69,6 +71,7 @@ def test_vllm_chooses_batches_ahead_since_the_release_that_says_so() -> None:
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", 46.7),
         ("mistralai/Mixtral-8x22B-Instruct-v0.1", 140.6),
         ("Qwen/Qwen3-30B-A3B-Instruct-2507", 30.5),
+        ("Qwen/Qwen3-235B-A22B", 235.1),
         ("meta-llama/Llama-4-Scout-17B-16E-Instruct", 107.8),
         ("codellama/CodeLlama-34b-Instruct-hf", 33.7),
         ("mistralai/Mistral-Nemo-Instruct-2407", 12.2),
@@ -84,8 +87,12 @@ def test_models_are_found_by_their_name_on_the_hub(name: str, billions: float) -
     assert weights / 1e9 == pytest.approx(billions, rel=0.005)
 
 
-def test_traces_that_were_in_no_fit_are_replayed_with_their_requests() -> None:
+def test_what_was_in_no_fit_is_as_far_off_as_is_said() -> None:
+    """Replayed traces, and full loads of mixtures."""
     found, refused = judge.kept_apart()
     assert not refused
     assert median(found["trace kept apart, ITL"]) < 20
     assert median(found["trace kept apart, E2E"]) < 25
+    off = [error for name in ("qwen3-30b-a3b", "qwen3-235b-a22b") for error, _ in found[f"full load, {name}"]]
+    held = [abs(math.log1p(error)) < 1.2816 * MIXTURE_SPREAD for error in off]
+    assert 0.75 < sum(held) / len(off) < 0.9  # an interval of 80 %
