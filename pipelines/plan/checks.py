@@ -155,6 +155,8 @@ def _host_memory(d: Deployment, checked: Checked) -> None:
     memory = memory_checks.cpu_predicted(d.settings, d.shape)
     if memory is not None:
         checked.notes += memory_checks.cpu_notes(memory, request_tokens(d.settings))
+    if d.encoder is not None and d.target in SERVED:
+        checked.notes += (memory_checks.vision_note(d.encoder),)
     checked.notes += (note,) if (note := unheard(d.settings.engine.openvino)) else ()
     checked.faults += [fault] if (fault := kv_fault(d.settings.engine.openvino)) else []
     why = memory_checks.two_models(d) if d.has_fidelity else ""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
+from pipelines.checkpoint.llava import VisionShape
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import show_bytes
-from pipelines.engines.config import HardwareSettings
+from pipelines.engines.config import HardwareSettings, OpenVinoSettings
 from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.memory import (
     CpuMemory,
@@ -19,6 +20,7 @@ from pipelines.engines.openvino.memory import (
     inference_precision,
     kv_blocks,
     usual_kv_precision,
+    vision_memory,
 )
 from pipelines.host.machine import has_avx512, native_bf16
 from pipelines.loadgen.config import DEFAULT_CONCURRENCY
@@ -349,6 +351,23 @@ def cpu_reached(settings: Settings, shape: ModelShape | None) -> CpuMemory | Non
 
 def cpu_notes(memory: CpuMemory, tokens: int | None) -> tuple[str, ...]:
     """Describe what the CPU engine will need and hold, in all and for requests of so many tokens."""
+    requests = ""
+    if tokens is not None:
+        together = memory.kv_blocks // blocks_of(tokens)
+        requests = f", {count(together, 'request')} of {count(tokens, 'token')} at a time"
+    return (
+        f"CPU engine at full load: {_listed(memory)}",
+        f"KV cache: {count(memory.kv_blocks, 'block')}, {memory.kv_tokens:,} tokens{requests} (modelled)",
+    )
+
+
+def vision_note(encoder: VisionShape) -> str:
+    """Describe what the process of a vision encoder beside the CPU engine will need."""
+    memory = vision_memory(encoder, inference_precision(OpenVinoSettings()))
+    return f"vision encoder, a process of its own: {_listed(memory)}"
+
+
+def _listed(memory: CpuMemory) -> str:
     parts = (
         ("process", memory.process),
         ("weights", memory.weights),
@@ -357,12 +376,5 @@ def cpu_notes(memory: CpuMemory, tokens: int | None) -> tuple[str, ...]:
         ("KV cache", memory.kv_pool),
         ("mapped files", memory.mapped),
     )
-    listed = ", ".join(f"{word} {show_bytes(size)}" for word, size in parts)
-    requests = ""
-    if tokens is not None:
-        together = memory.kv_blocks // blocks_of(tokens)
-        requests = f", {count(together, 'request')} of {count(tokens, 'token')} at a time"
-    return (
-        f"CPU engine at full load: {show_bytes(memory.total)} ({listed}; modelled)",
-        f"KV cache: {count(memory.kv_blocks, 'block')}, {memory.kv_tokens:,} tokens{requests} (modelled)",
-    )
+    listed = ", ".join(f"{word} {show_bytes(size)}" for word, size in parts if size)
+    return f"{show_bytes(memory.total)} ({listed}; modelled)"

@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from pipelines.checkpoint.llava import VisionShape
 from pipelines.domain.errors import Fault
 from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.domain.model_shape import ModelShape
@@ -194,6 +195,22 @@ def cpu_memory(sizes: CpuSizes) -> CpuMemory | None:
         + (EMBEDDING + stored) * table
         + F32 * sizes.table_rows * shape.hidden_size,
         kv_blocks=blocks,
+    )
+
+
+def vision_memory(encoder: VisionShape, precision: Precision) -> CpuMemory:
+    """Return the resident memory of the process of a vision encoder, which encodes the tiles of one picture at a time.
+
+    In float32 within 5 % of random CLIPs of 2, 8 and 24 layers, without tiles and with five; bf16 was not measured.
+    """
+    return CpuMemory(
+        process=PROCESS,
+        weights=encoder.weight_bytes * ELEMENT_BITS[precision] / 16,
+        kv_pool=0,
+        activations=encoder.activation_bytes(1),
+        kernels=0,
+        mapped=LIBRARIES + encoder.weight_bytes,
+        kv_blocks=0,
     )
 
 

@@ -13,6 +13,9 @@ from safetensors.numpy import save_file
 
 from pipelines.checkpoint.llava import VisionShape, language_config, language_name, vision_name
 from pipelines.domain.errors import UserError
+from pipelines.domain.units import show_bytes
+from pipelines.engines.config import OpenVinoSettings
+from pipelines.engines.openvino.memory import inference_precision, vision_memory
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
 from pipelines.settings.model import BUNDLED
@@ -220,6 +223,27 @@ def test_tiles_that_cannot_be_built_are_named(
         write_newline(path, newline)
     with pytest.raises(UserError, match=said):
         plan(tmp_path, [f"model.path={path}", "multimodal=llava", "engine=openvino", *words], "repository")
+
+
+@pytest.mark.parametrize(
+    ("tiles", "activations"), [({}, 23_652_384), ({**TILED, "image_grid_pinpoints": None}, 118_261_920)]
+)
+def test_the_encoders_own_process_is_one_more_line_of_memory(tiles: dict[str, Any], activations: int) -> None:
+    """LLaVA 7B, 23 of 24 layers: 311,571,456 weights; 2 * 577 * (7 * 1,024 + 4,096 + 16 * 577) bytes a tile."""
+    encoder = VisionShape.of({**LLAVA_1_5, **tiles}, "config.json")
+    memory, narrow = vision_memory(encoder, "f32"), vision_memory(encoder, "bf16")
+    assert (memory.weights, narrow.weights, memory.activations) == (4 * 311_571_456, 2 * 311_571_456, activations)
+    assert memory.total == (45 + 78) * 2**20 + 6 * 311_571_456 + activations
+
+
+def test_a_served_llava_lists_its_encoders_memory(tmp_path: Path) -> None:
+    words = ["model=tiny_llava", "engine=openvino", "quant=int4_awq"]
+    (line,) = [note for note in plan(tmp_path, words, "repository").notes if "a process of its own" in note]
+    memory = vision_memory(VisionShape.read(BUNDLED / "models/tiny_llava"), inference_precision(OpenVinoSettings()))
+    assert line.startswith(
+        f"vision encoder, a process of its own: {show_bytes(memory.total)} (process 45.0 MiB, weights"
+    )
+    assert not [note for note in plan(tmp_path, words, "build").notes if "a process of its own" in note]
 
 
 def test_a_llava_is_no_draft(tmp_path: Path) -> None:
