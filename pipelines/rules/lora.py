@@ -13,6 +13,7 @@ from pipelines.rules.split import COMBINATIONS, COMMAND, LAYERS, LORA, MLP, MODE
 
 TOPIC = "LoRA"
 INSIDE_SWIGLU = ("mlp_h_to_4h", "mlp_gate")
+OF_MLP = ("gate_proj", "up_proj", "down_proj")
 MANAGER = "tensorrt_llm/lora_manager.py"
 
 
@@ -41,6 +42,13 @@ def _widths(d: DeploymentFacts) -> Cases:
             sizes = {"given": adapter.widths[wrong[0]], "ours": ours[linears[wrong[0]]]}
             cases.append({**words, **sizes, "name": wrong[0], "more": more})
     return cases
+
+
+def _on_experts(d: DeploymentFacts) -> Cases:
+    """Return adapters that change the MLP, where that is a mixture."""
+    experts = shape(d).family.experts
+    changed = [(words, [m for m in adapter.modules if experts and m in OF_MLP]) for words, adapter in _each(d)]
+    return [{**words, "modules": listed(modules)} for words, modules in changed if modules]
 
 
 def _fused_swiglu(d: DeploymentFacts) -> Cases:
@@ -114,6 +122,16 @@ RULES = (
         " {given[1]} outputs, {d.label}'s has {ours[0]} and {ours[1]}{more}.",
         todo="Use an adapter for this model.",
         source=MANAGER,
+    ),
+    built_rule(
+        name="adapters-are-not-for-experts",
+        needs=("shape",),
+        when=_on_experts,
+        failed="lora.adapters.{task}='{place}' adapts {modules}, but {d.shape.architecture} is a mixture of experts,"
+        " which have no such linear in common.",
+        allowed="Adapters of attention work.",
+        todo="Use an adapter of q_proj, k_proj, v_proj or o_proj alone.",
+        source="tensorrt_llm/layers/moe.py (moe_h_to_4h); pipelines/engines/openvino/graph.py: _mixture",
     ),
     built_rule(
         name="adapter-layers-exist",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.support.rule_cases.words import ADAPTER, FP8, LLAMA, NVFP4, SERVED, Case
+from tests.support.rule_cases.words import ADAPTER, FP8, LLAMA, MIXTRAL, NVFP4, SERVED, Case
 
+ON_MLP = replace(ADAPTER, modules=("down_proj",), widths={"down_proj": (14336, 4096)})
 CASES = {
     "lora-has-no-fp4-linears": Case(
         {"qformat": NVFP4, "build": SERVED}, "lora_plugin=auto cannot be combined with quant=nvfp4", {"qformat": FP8}
@@ -28,6 +29,11 @@ CASES = {
     ),
     "adapters-need-the-lora-plugin": Case(
         {"adapters": {7: ADAPTER}}, "lora.adapters has 7, .*lora_plugin=disable", {"build": SERVED}
+    ),
+    "adapters-are-not-for-experts": Case(
+        {"shape": MIXTRAL, "adapters": {7: ON_MLP}, "build": {**SERVED, "lora_target_modules": ("mlp_4h_to_h",)}},
+        "adapts down_proj, but MixtralForCausalLM is a mixture of experts",
+        {"shape": LLAMA},
     ),
     "adapter-rank-fits": Case(
         {"adapters": {7: replace(ADAPTER, rank=65)}},
