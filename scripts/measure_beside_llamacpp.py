@@ -21,7 +21,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import socket
 import statistics
 import subprocess
@@ -37,6 +36,7 @@ import psutil
 
 from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions, kv_block_bytes, kv_precision
+from pipelines.host.supervised import SupervisedProcess
 from pipelines.serving.frontend import OpenAiFrontend
 from scripts.measure_streaming import SHAPES, make_model
 from scripts.served import ROOT, loaded, served
@@ -250,18 +250,19 @@ def vllm(python: str, model: Path, log: Path) -> Iterator[Served]:
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{psutil.cpu_count() - 1}",
     }
-    with log.open("w") as output, subprocess.Popen(
-        [str(word) for word in words], stdout=output, stderr=output, env={**os.environ, **own}, start_new_session=True
-    ) as process:  # fmt: skip
-        try:
-            while "Application startup complete" not in log.read_text():
-                if process.poll() is not None:
-                    raise SystemExit(f"vLLM did not start; see {log}")
-                time.sleep(1)
-            processes = psutil.Process(process.pid).children(recursive=True)
-            yield Served(f"http://127.0.0.1:{port}/v1", max(processes, key=lambda each: each.memory_info().rss))
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
+    log.unlink(missing_ok=True)
+    process = SupervisedProcess(
+        [str(word) for word in words], env={**os.environ, **own}, cwd=log.parent, log_file=log
+    )  # fmt: skip
+    try:
+        while "Application startup complete" not in log.read_text():
+            if process.poll() is not None:
+                raise SystemExit(f"vLLM did not start; see {log}")
+            time.sleep(1)
+        processes = psutil.Process(process.pid).children(recursive=True)
+        yield Served(f"http://127.0.0.1:{port}/v1", max(processes, key=lambda each: each.memory_info().rss))
+    finally:
+        process.kill()
 
 
 def benchmark(server: Served, model: Path, load: str, seed: int, seconds: float) -> dict[str, Any]:
