@@ -213,12 +213,13 @@ def parameters_of(design: Design, fitted: Fitted) -> dict[str, Any]:
 
 
 def labels_of(bench: StackedCases, groups: Sequence[str]) -> dict[str, int]:
-    """Count rows by label, and configurations by GPU and family together."""
+    """Count rows by label, and configurations by GPU and family, and by mixture or dense and family, together."""
     counts = Counter(label for labels in bench.labels for label in labels)
     setups = [case.setup for case in bench.cases]
     both = {
-        (f"gpu={setup.gpu.name}+family={setup.runs_on.family}", group)
+        (f"{own}+family={setup.runs_on.family}", group)
         for setup, group in zip(setups, groups, strict=True)
+        for own in (f"gpu={setup.gpu.name}", setup.kind)
     }
     counts.update(label for label, _ in both)
     return dict(sorted(counts.items()))

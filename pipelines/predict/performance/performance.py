@@ -89,11 +89,9 @@ def framework_named(text: str) -> Framework:
 Provenance = Literal["fitted", "transferred", "datasheet"]
 WIDER: dict[Provenance, float] = {"fitted": 1.0, "transferred": 1.5, "datasheet": 2.5}
 """Factor that widens an interval when there are no residuals to derive it from."""
-MIXTURE_FAMILIES = ("trtllm-cpp", "trtllm-static")
-"""Families that mixtures of experts were measured with."""
 MIXTURE_SPREAD = 0.2
-"""Standard deviation of log(predicted / measured) throughput of mixtures with other families, from the full loads in
-scripts/published/data/kept_apart.csv (29, in no fit)."""
+"""Standard deviation of log(predicted / measured) throughput of mixtures with families that were fitted to dense models
+alone, from the full loads in scripts/published/data/kept_apart.csv (29, in no fit)."""
 LEAST_CONFIGURATIONS = 3
 """A GPU on which a family was measured with fewer counts as transferred: one configuration cannot tell what is due to
 the GPU from what is due to itself, and its neighbours were off as much as unseen ones."""
@@ -165,9 +163,9 @@ class Setup:
         return framework_named(self.framework)
 
     @property
-    def unlike_mixtures(self) -> bool:
-        """Whether this is a mixture of experts on a framework that was measured with dense models alone."""
-        return self.model.num_experts > 1 and self.runs_on.family not in MIXTURE_FAMILIES
+    def kind(self) -> str:
+        """The label of mixtures of experts, or of dense models."""
+        return f"kind={'mixture' if self.model.num_experts > 1 else 'dense'}"
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -180,7 +178,7 @@ class Setup:
             f"gpu={gpu.name}",
             f"arch={gpu.family}",
             f"form={FORMATS[self.qformat].activation}",
-            f"kind={'mixture' if self.model.num_experts > 1 else 'dense'}",
+            self.kind,
             f"link={gpu.link(self.tp)[0]}",
             *([] if self.kv_format is KvFormat.AUTO else [f"kv8={framework.family} {gpu.family}"]),
         )
@@ -261,7 +259,7 @@ class PerformanceModel:
         )  # fmt: skip
         provenance, why = self.provenance(setup)
         spread = self.spread(provenance, setup.runs_on.family)
-        if setup.unlike_mixtures:
+        if not self._knows_kind(setup):
             spread["throughput"] = max(spread["throughput"], MIXTURE_SPREAD)
         return Costed(
             cost=iteration_cost(of_model, values),
@@ -271,6 +269,10 @@ class PerformanceModel:
             why=why,
             spread=spread,
         )
+
+    def _knows_kind(self, setup: Setup) -> bool:
+        """Return whether the model is dense, or its framework family was measured with mixtures of experts."""
+        return setup.model.num_experts <= 1 or self.parameters.knows(f"{setup.kind}+family={setup.runs_on.family}")
 
     def provenance(self, setup: Setup) -> tuple[Provenance, str]:
         """Return the origin of a setup's coefficients, and the reason."""
@@ -282,7 +284,7 @@ class PerformanceModel:
             return "datasheet", "no measurement with 2:4-sparse weights"
         on_gpu = self.parameters.knows(f"gpu={setup.gpu.name}")
         if self.parameters.knows(f"gpu={setup.gpu.name}+family={family}", LEAST_CONFIGURATIONS):
-            if setup.unlike_mixtures:
+            if not self._knows_kind(setup):
                 return "transferred", f"{gpu} was measured with {family}, but without mixtures of experts"
             return "fitted", f"fitted to measurements on {gpu} with {family}"
         if on_gpu or self.parameters.knows(f"family={family}"):
