@@ -62,11 +62,15 @@ def _defined(root: Path) -> dict[str, Path]:
     """Return the first file below a folder for each name that one of them, or a template without a suffix, defines."""
     files: dict[str, Path] = {}
     for file in sorted(each for each in root.rglob("*") if each.suffix in ("", ".yaml") and each.is_file()):
-        text = file.read_text(encoding="utf-8", errors="replace")
+        text = _text(file)
         listed = [name for block in _TAGS.findall(text) for name in _ITEM.findall(block)]
         for name in (*_NAME.findall(text), *listed):
             files.setdefault(name, file)
     return files
+
+
+def _text(file: Path | None) -> str:
+    return file.read_text(encoding="utf-8", errors="replace") if file and file.is_file() else ""
 
 
 def is_written(task: str) -> bool | None:
@@ -77,13 +81,13 @@ def is_written(task: str) -> bool | None:
     if task in OWN_READER:
         return task in WRITTEN
     file = find(task)
-    text = file.read_text(encoding="utf-8", errors="replace") if file else ""
+    text = _text(file)
     if not re.search(rf"""^"?task"?: *["']?{re.escape(task)}["']? *(?:#.*)?$""", text, re.MULTILINE):
         return None
     while file and not (kind := _OUTPUT_TYPE.search(text)):
         include = _INCLUDE.search(text)
         file = file.parent / include[1] if include else None
-        text = file.read_text(encoding="utf-8", errors="replace") if file and file.is_file() else ""
+        text = _text(file)
     return kind[1] == "generate_until" if file and kind else None
 
 
