@@ -178,7 +178,7 @@ RULES = (
         when=lambda d: not shape(d).family.trtllm_build and d.world_size > 1,
         failed="build.tp_size={d.build.tp_size} build.pp_size={d.build.pp_size} would split the checkpoint of"
         " {d.shape.architecture}, which has one rank: no engine reads it from several GPUs.",
-        todo="Set build.tp_size=1 build.pp_size=1, or use engine=tensorrt_llm_llmapi.",
+        todo="Set build.tp_size=1 build.pp_size=1, or use engine=tensorrt_llm_llmapi with build.pp_size=1.",
         source="pipelines/checkpoint/verify.py: sinks and biases of experts are whole",
     ),
     family_rule(
