@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pipelines.domain.errors import ConfigNumbers, UserError, shown
-from pipelines.domain.families import BUILT, FAMILIES, SIZED, Architecture, Family, SizedFamily
+from pipelines.domain.families import FAMILIES, SIZED, Architecture, Family, SizedFamily
 from pipelines.domain.rotary import LAYER_TYPES, Rotary, check_rope
 
 
@@ -83,7 +83,7 @@ class ModelShape:
             read.refuse()
             raise UserError(
                 f"{source} names the architecture {shown(architecture or None)}, which this project does not know.",
-                allowed=f"Known: {', '.join(BUILT)}.",
+                allowed=f"Known: {', '.join(FAMILIES)}.",
             )
         if not supported and architecture not in SIZED:
             read.refuse()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from pipelines.domain import families
-from pipelines.domain.families import titles
+from pipelines.domain.families import FAMILIES, titles
 from pipelines.domain.formats import (
     KvFormat,
     QFormat,
@@ -42,7 +41,8 @@ def _way_out(d: DeploymentFacts) -> dict[str, str]:
     family, todo = shape(d).family, "Choose one of these models."
     if "llm_api" in family.features:
         todo = f"Use engine=tensorrt_llm_llmapi, which runs {family.title}, or choose one of these models."
-    return {"why": family.not_exported, "todo": todo}
+    exported = [name for name, row in FAMILIES.items() if row.built and (row.trtllm_build or not d.needs_gpu)]
+    return {"why": family.not_exported, "exported": either(exported, "and"), "todo": todo}
 
 
 def _not_by_tensor(d: DeploymentFacts) -> Cases:
@@ -149,7 +149,7 @@ RULES = (
         engines=BUILT,
         when=lambda d: not shape(d).family.built and [_way_out(d)],
         failed="{d.shape.architecture} cannot be exported to a TensorRT-LLM checkpoint: {why}.",
-        allowed=f"Exported are {either(families.BUILT, 'and')}.",
+        allowed="Exported are {exported}.",
         todo="{todo}",
         source=f"{MODELOPT}: NotImplementedError unless tensorrt_llm is installed",
     ),
