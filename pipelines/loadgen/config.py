@@ -100,7 +100,6 @@ class LengthSettings(Group):
     @model_validator(mode="before")
     @classmethod
     def _number(cls, data: object) -> object:
-        """Take a plain number as a fixed length."""
         if isinstance(data, int | float):
             return {"distribution": "fixed", "mean": data}
         if not isinstance(data, dict | LengthSettings):
@@ -406,7 +405,6 @@ class BenchmarkSettings(Group):
         return self._check_search()
 
     def _check_search(self) -> BenchmarkSettings:
-        """Refuse what a search sets itself, and what only a search takes."""
         if self.search == "none":
             for key, default in self.SEARCH.items():
                 if (value := getattr(self, key)) != default:

@@ -37,11 +37,7 @@ class Lease:
     """A lease that this process holds."""
 
     def __init__(self, path: Path) -> None:
-        """Make the file, lock it, and begin to touch it.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
+        """Make the file, lock it, and begin to touch it."""
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         while True:
@@ -171,7 +167,6 @@ def file_system_time(folder: Path) -> float:
 
 
 def _inspect(path: Path, now: float, *, sweep: bool = False) -> Seen | None:
-    """Inspect a lease; with `sweep`, remove it if its holder is gone."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:
@@ -195,7 +190,6 @@ def _inspect(path: Path, now: float, *, sweep: bool = False) -> Seen | None:
 
 
 def _kernel(handle: int) -> str:
-    """Identify the kernel and the mount of an open file; empty where the system does not say."""
     try:
         return f"{BOOT_ID.read_text().strip()}:{os.fstat(handle).st_dev}"
     except OSError:

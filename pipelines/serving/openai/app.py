@@ -139,8 +139,6 @@ def _add_openai(
 
 
 def _add_tokens(app: FastAPI, served: ServedModel, limits: Limits, read: Read, reader: Reader) -> None:
-    """Add vLLM's endpoints of the tokenizer."""
-
     @app.post("/tokenize")
     async def tokenize(request: Request) -> dict[str, Any]:
         _check_type(request)
@@ -156,8 +154,6 @@ def _add_tokens(app: FastAPI, served: ServedModel, limits: Limits, read: Read, r
 
 
 def _add_health(app: FastAPI, served: ServedModel, backend: Backend) -> None:
-    """Add the endpoints for load balancers and Prometheus."""
-
     @_readable(app, "/health")
     @_readable(app, "/v1/health/ready")
     @_readable(app, "/v2/health/ready")
@@ -186,8 +182,6 @@ def _add_health(app: FastAPI, served: ServedModel, backend: Backend) -> None:
 
 
 def _add_generate(app: FastAPI, served: ServedModel, backend: Backend, limits: Limits, read: Read) -> None:
-    """Add Triton's generate endpoints of the models that clients send text to."""
-
     async def responses_of(name: str, request: Request) -> AsyncIterator[dict[str, Any]]:
         if name not in served.fields:
             names = ", ".join(served.fields)
@@ -222,7 +216,6 @@ async def _scored(
 async def _with_features(
     prepared: Prepared, served: ServedModel, backend: Backend, reader: Reader, limits: Limits
 ) -> Prepared:
-    """Fetch, decode and encode the pictures of a chat, which has one prompt."""
     try:
         pixels, tokens = await _pixels(prepared.prompts[0], reader, limits)
         prepared = with_rows(prepared, tokens, served)
@@ -249,7 +242,6 @@ async def _in_time(deadline: float, work: Awaitable[Result]) -> Result:
 
 
 async def _streamed(request: Request, stream: AsyncIterator[str]) -> Response:
-    """Send events as they come; an error before the first one still gets its HTTP status."""
     first = await _unless_client_leaves(request, anext(stream, ""))
 
     async def body() -> AsyncIterator[str]:
@@ -301,11 +293,7 @@ def _choices(prepared: Prepared, served: ServedModel, clock: Callable[[], Answer
 
 
 def _check_type(request: Request) -> None:
-    """Refuse what is not declared as JSON, which a web page could send from a browser without asking anyone.
-
-    Raises:
-        ApiError: 400, naming the type.
-    """
+    """Refuse what is not declared as JSON, which a web page could send from a browser without asking anyone."""
     header = request.headers.get("content-type", "")
     kind = header.partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
@@ -313,8 +301,6 @@ def _check_type(request: Request) -> None:
 
 
 async def _unless_client_leaves(request: Request, work: Awaitable[Result]) -> Result:
-    """Do the work, but cancel it if the client disconnects."""
-
     async def left() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
@@ -357,7 +343,6 @@ def _model(served: ServedModel) -> dict[str, Any]:
 
 
 def _get(url: str) -> str | None:
-    """Return a page; None if its server does not respond."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return str(answer.read().decode())
