@@ -166,10 +166,6 @@ _LETTERS = re.compile(r"(?:choice|option|op|ending)?([a-z]|\d+)")
 def read_own(path: Path, settings: EvalSettings) -> list[Row]:
     """Return the questions as {question, choices, answer (an index from 0), subject}.
 
-    Args:
-        path: the file.
-        settings: names of columns and of the questions, and what an answer is.
-
     Raises:
         UserError: the file cannot be read, a column is missing, or a row is not a question; with file, row and column.
     """

@@ -299,7 +299,6 @@ class Interim:
     """Answers at one interim analysis.
 
     Attributes:
-        changed: answers of the two models.
         share: of the probability of error that judging them uses up, 0..1.
         before: what the baseline answered; None where that is not known.
     """

@@ -116,15 +116,10 @@ class Questions:
     Attributes:
         spec: which questions, and how they are asked.
         metric: what makes an answer right; None for a task that reads texts.
-        tasks: lm-eval's tasks and groups.
     """
 
     def __init__(self, spec: EvalSpec, tokenizer: Any = None) -> None:
         """Load the questions.
-
-        Args:
-            spec: which questions to ask, and how.
-            tokenizer: of the model; needed for a task that is made as long as the engine allows.
 
         Raises:
             UserError: they are missing or malformed, or the task has no usable metric.

@@ -21,15 +21,12 @@ class PerplexityResult(JsonFile):
     """Perplexity of one model, in one format, on one engine, for one task.
 
     Attributes:
-        model: name of the model.
         qformat: how the model was compressed, "none" for the 16-bit baseline.
-        engine: what executed the model.
         task: name of the task, e.g. wikitext.
         limit: maximum number of documents, None for all.
         max_length: tokens of a window; longer documents are read in several, each token predicted once.
         lm_eval_version: the version that split the documents and computed the figures.
         prompts_sha256: hash of all documents in order.
-        documents: number of documents read.
         word_perplexity: per word of the document, as lm-eval counts words.
         byte_perplexity: per byte of UTF-8.
         bits_per_byte: binary logarithm of that.

@@ -32,7 +32,6 @@ class Score:
     Attributes:
         accuracy: fraction of right answers, 0..1.
         stderr: standard error of `accuracy` from lm-eval; None where it cannot be estimated (one question).
-        questions: number of questions asked.
     """
 
     accuracy: float
@@ -84,9 +83,7 @@ class EvalResult(JsonFile):
     """Result of one model, in one format, on one engine, for one task.
 
     Attributes:
-        model: name of the model.
         qformat: how the model was compressed, "none" for the 16-bit baseline.
-        engine: what executed the model.
         task: name of the task, e.g. mini_mmlu.
         num_fewshot: worked examples per prompt.
         limit: maximum number of questions per subject, None for all.
@@ -96,7 +93,6 @@ class EvalResult(JsonFile):
         prompts_sha256: hash of all prompts in order; if equal, the same questions were asked in the same words.
         overall: score over all questions, equally weighted.
         categories: one score each for stem, humanities, social_sciences, other.
-        subjects: one score per subject.
         records: every question, in the order asked.
         metric: lm-eval's name of what decides whether an answer is right, with its filter.
         sequential: how asking went, if it could stop before all questions were asked; None otherwise.
@@ -168,12 +164,6 @@ def write_hub(result: EvalResult, dataset: str, revision: str | None, folder: Pa
     """Write `.eval_results/<task>.yaml`, to be copied into the model's repository on the Hub.
 
     The value is a fraction, as in lm-eval's results.
-
-    Args:
-        result: over all questions of the task.
-        dataset: the task's data set on the Hub, org/name.
-        revision: its commit; a branch or tag is not a revision to compare with, and is left out.
-        folder: the folder `.eval_results` is made in it.
     """
     source: dict[str, Any] = {"id": dataset, "task_id": result.task}
     if revision is not None and len(revision) == 40 and not revision.strip("0123456789abcdef"):
@@ -202,8 +192,6 @@ class Reference:
     """One published accuracy.
 
     Attributes:
-        task: "mmlu".
-        model: name on the Hub.
         label: name of this project's configuration of the model; empty if it has none.
         qformat: format of the weights in the source's words, "none" for 16 bit.
         kv_cache: format of the KV cache, likewise.
@@ -263,7 +251,6 @@ class Paired:
     """The same questions, answered before and after.
 
     Attributes:
-        questions: number of questions.
         baseline_accuracy: fraction right before, 0..1.
         accuracy: fraction right after, 0..1.
         lost: questions right before and wrong after.
@@ -387,7 +374,6 @@ class Flips:
     A margin is the difference between the probabilities of the best and the second choice, among the choices.
 
     Attributes:
-        questions: asked of both.
         to_wrong: right under the reference, wrong under the other.
         to_right: the reverse.
         wrong_to_wrong: wrong under both, with another choice.

@@ -81,7 +81,6 @@ class Judgement:
     """A verdict with what it rests on.
 
     Attributes:
-        verdict: the word.
         least: lower bound of the loss, a fraction; the true loss is below it with a probability of at most `false_go`.
         most: upper bound of the loss, likewise.
         p_go: probability of answers as good as these if the loss were the margin, corrected for `compared`.
@@ -192,13 +191,7 @@ def go_is_possible(questions: int, criteria: Criteria) -> bool:
 
 
 def too_few(questions: int, criteria: Criteria, *, stops: bool) -> str:
-    """Explain why a number of questions is too small for GO; empty if it is not.
-
-    Args:
-        questions: that would be asked.
-        criteria: which loss is acceptable, and how sure the verdict has to be.
-        stops: whether asking may stop early.
-    """
+    """Explain why a number of questions is too small for GO; empty if it is not."""
     if questions >= 2 * _least_possible(criteria, criteria.false_go / 2):  # enough, and no need to load SciPy
         return ""
     least = least_to_stop(criteria) if stops else least_for_go(criteria)

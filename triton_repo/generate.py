@@ -41,7 +41,6 @@ class EnsembleStep:
     """One model of the ensemble.
 
     Attributes:
-        model: its name.
         inputs: the model's input -> the ensemble's tensor.
         outputs: the model's output -> the ensemble's tensor.
     """

@@ -33,7 +33,6 @@ class ImageSpec:
         model_type: of the encoder, as TensorRT-LLM's build_multimodal_engine.py names it.
         hf_model_path: Hugging Face folder of the whole model, on the machine that serves; empty on the CPU, whose
             encoder needs none.
-        max_images: in one request.
     """
 
     model_type: str
@@ -52,7 +51,6 @@ class RepositorySpec:
         enable_kv_cache_reuse: whether to share KV blocks of equal prompt prefixes.
         enable_chunked_context: whether to split prompts longer than max_num_tokens.
         tp_size: tensor parallel ranks the engine must have.
-        pp_size: pipeline parallel ranks.
         num_draft_tokens: tokens that a draft model proposes at a time; None without one.
         lora_tasks: ids of the LoRA adapters in it, sorted.
         images: settings of a vision encoder; None for text alone.

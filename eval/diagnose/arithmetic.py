@@ -308,12 +308,7 @@ class Suspect:
 
 
 def explain(suspect: Suspect, others: Iterable[tuple[str, Array]]) -> str:
-    """Return the probable cause, the end of a sentence.
-
-    Args:
-        suspect: the weight.
-        others: (name, weight) of tensors of the same shape that may have taken its place.
-    """
+    """Return the probable cause, the end of a sentence."""
     return (
         _one_factor(suspect)
         or _order_of(suspect, rows=True)

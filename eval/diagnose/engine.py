@@ -45,7 +45,6 @@ class Step:
     """One step of the engine, and the same computed from the checkpoint.
 
     Attributes:
-        name: of the node.
         layer: decoder layer; None outside.
         tensor: what of the checkpoint it reads.
         actual: the engine's result.
@@ -80,13 +79,6 @@ class Retraced:
     """Computes the steps of an engine again from its checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint, engine_weight: Callable[[str], Array | None]) -> None:
-        """Keep both.
-
-        Args:
-            checkpoint: an open checkpoint.
-            engine_weight: returns the weight of a linear as the engine multiplies it, by "LAYER.module" of
-                Hugging Face, to explain a difference; None if it has none of this name.
-        """
         self._checkpoint, self._config = checkpoint, checkpoint.config
         self._engine_weight = engine_weight
 

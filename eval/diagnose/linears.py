@@ -34,7 +34,6 @@ class Part:
     """A linear, or one of q, k and v of a merged one, in the source model.
 
     Attributes:
-        model: the source model.
         module: its name in the checkpoint.
         layer: None for the head.
         part: its name within a layer, e.g. "attention.qkv.q".

@@ -43,7 +43,6 @@ class Finding:
         tensor: tensor, entry of a configuration or setting.
         figure: how far it differs, in words with the unit.
         cause: probable cause, the end of a sentence: "the scales of fc and gate are exchanged".
-        todo: what to do.
     """
 
     layer: int | None
@@ -58,9 +57,7 @@ class StageResult:
     """Comparison at one stage.
 
     Attributes:
-        stage: where.
         against: the stage it was compared with, and what was compared.
-        worst: the worst figure.
         noise: what the figure may be without a fault.
         verdict: what follows.
         note: why nothing was compared, or what else the reader must know; empty for nothing.

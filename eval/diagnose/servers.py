@@ -52,14 +52,6 @@ class Item:
 def make_items(tokenizer: Any, texts: Path, seed: int, longest: int, model: Path, template: Path | None) -> list[Item]:
     """Choose prompts from a file of texts: one of each length in `WORDS`, a long one, and chats.
 
-    Args:
-        tokenizer: of the model.
-        texts: JSON lines with `text`.
-        seed: the same seed chooses the same prompts.
-        longest: most tokens of a prompt that the engine takes.
-        model: Hugging Face folder.
-        template: a chat template instead of the folder's own.
-
     Raises:
         UserError: the chat template gives no prompt.
     """

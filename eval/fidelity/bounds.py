@@ -136,7 +136,6 @@ class BoundFigures:
     """Positions in a few numbers.
 
     Attributes:
-        tokens: how many positions.
         kl_mean_at_least: mean of the least KL divergences, nats per token; the mean KL divergence is this or more.
         kl_median_at_least: likewise of the median.
         kl_p99_at_least: of the 99th percentile, linear between neighbours.
@@ -199,16 +198,12 @@ class BoundsResult(JsonFile):
     """Bounds on the fidelity of a served model to the 16-bit model.
 
     Attributes:
-        model: label of the model.
-        url: of the server.
         served_model: name of the model there.
         arithmetic: of the engine that read the 16-bit model.
         window: tokens that were read together.
         vocabulary: tokens whose probabilities the 16-bit model gave.
         top_logprobs: tokens whose probabilities the server gave at each position.
         rounding: error of the server's log probabilities that the bounds allow for.
-        overall: figures over all texts.
-        texts: figures of each text.
     """
 
     FILE = "bounds.json"

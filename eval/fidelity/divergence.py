@@ -110,11 +110,8 @@ class Figures:
     """Positions in a few numbers.
 
     Attributes:
-        tokens: how many positions.
         kl_mean: mean KL divergence, nats per token.
-        kl_median: median.
         kl_p99: 99th percentile, linear between neighbours.
-        kl_max: largest.
         top1_agreement: share of positions where both find the same token likeliest.
         reference_perplexity: exp of the mean negative log likelihood under the reference.
         perplexity: likewise under the other.
@@ -217,18 +214,12 @@ class FidelityResult(JsonFile):
     """Fidelity of one model in one format to the 16-bit model.
 
     Attributes:
-        model: label of the model.
-        qformat: how it was compressed.
-        engine: what executed both.
         reference: label of the model that it was compared with, in 16 bit.
         arithmetic: of both.
         noise_arithmetic: of the reference's second run, from which the noise is known.
         window: tokens that were read together.
         vocabulary: tokens whose probabilities were compared.
-        overall: figures over all texts.
         noise: of the reference against itself over the first part of all texts.
-        texts: figures of each text.
-        greedy: greedy continuations.
         layers: errors by layer, if they were asked for.
     """
 

@@ -319,7 +319,6 @@ class Windows:
     """A text cut into sequences of one length that are read independently of each other.
 
     Attributes:
-        name: of the text.
         rows: token ids of each window; all but the first of a window are predicted.
         unseen: whether calibration observed none of it.
     """

@@ -207,9 +207,6 @@ SCHEMAS: dict[str, Schema] = {
 def load_json_validity(spec: EvalSpec) -> dict[str, Any]:
     """Return lm-eval's `TaskDict`: one task per schema.
 
-    Args:
-        spec: `guided` decides whether the engine is made to follow the schema.
-
     Raises:
         UserError: worked examples were asked for.
     """
@@ -330,10 +327,6 @@ OWN_SHOTS = 5
 
 def load_tasks(spec: EvalSpec, tokenizer: Any = None) -> dict[str, Any]:
     """Return lm-eval's `TaskDict` of the task: its groups and its tasks, ready to run.
-
-    Args:
-        spec: the task and its settings.
-        tokenizer: of the model; needed for a task that is made as long as the engine allows.
 
     Prompts, metric and aggregation are those of the task files (lm-eval's own, but for the bundled tasks). The
     questions of MMLU and of the bundled tasks are read by our own reader, so that a Hub snapshot and a jsonl tree give

@@ -33,7 +33,6 @@ class Command:
         function: "module:function"; it takes the overrides and returns the exit code.
         summary: one line for the list of commands.
         about: description in a few sentences.
-        groups: settings that it reads.
         examples: three command lines, without the program's name.
         exits: exit codes with another meaning than in `EXITS`.
         argument: a word that is not an override, for the usage line, e.g. "[GROUP]".

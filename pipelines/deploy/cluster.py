@@ -51,13 +51,11 @@ class ScriptTarget:
 
     Attributes:
         label: model and format.
-        world_size: ranks, each with a GPU.
         num_nodes: nodes they are spread over equally.
         words: overrides of this configuration, for the build.
         workers: engines built at a time; None if the user set it, or if there is only one.
         build_gpus: GPUs the build needs.
         repository: an existing one; None if the build script makes it.
-        folder: of the scripts, absolute.
         cwd: where `make scripts` ran; relative paths in the settings start there.
         python: interpreter that runs this project on the nodes.
         store: of artifacts, to mount in containers.

@@ -51,8 +51,6 @@ class SharedFolders:
     """Folders that `make shell` shares with the host, as absolute paths.
 
     Attributes:
-        store: finished artifacts.
-        runs: logs and results of runs.
         hf_home: the Hub's cache.
         user: "uid:gid" of the caller, so that files written in the shell belong to them.
     """

@@ -38,13 +38,9 @@ class RepositoryFacts:
 
     Attributes:
         folder: name of its folder, which contains the store's key and so identifies the content.
-        label: of the model.
-        variant: label of the compression.
         gpu: whether it runs on TensorRT-LLM.
         world_size: ranks, each with a GPU.
         num_nodes: machines that one server spans.
-        size_bytes: of all files.
-        engine_bytes: of the engine alone.
         engine_version: version of the library that built it.
         kv_bytes: host memory of the KV cache: the CPU engine's pool, or the part a GPU engine offloads.
         threads: of the CPU engine; None takes every core.
@@ -204,7 +200,6 @@ class Sizes:
         startup_s: estimated time from start to ready, used by the HPA.
         startup_limit_s: when a start counts as failed: serving.startup_timeout_s, or longer if the sizes require it.
         drain_s: how long running requests may take when it ends.
-        grace_s: from SIGTERM to SIGKILL.
         claim_gib: of the claim that holds the repository.
     """
 

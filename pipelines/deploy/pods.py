@@ -33,11 +33,6 @@ class ClusterDeployment:
 
     Attributes:
         name: of all objects.
-        served: the repository.
-        settings: choices of the cluster.
-        serving: how the server is started.
-        image: user and image of the pods.
-        sizes: of one pod.
         image_reference: image with tag or digest.
         slo: limits that the service's metrics show exactly how many answers meet.
         cluster: workers for prompts and for answers, of Dynamo.

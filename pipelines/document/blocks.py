@@ -63,11 +63,8 @@ class Table:
 
     Attributes:
         caption: what it shows, including model, precision, ISL, OSL, concurrency and TP where numbers depend on them.
-        origin: origin of its numbers.
-        columns: the columns.
         rows: each with as many cells as there are columns.
         strong: index of the highlighted row, or None.
-        notes: notes below the table.
     """
 
     caption: str
@@ -92,7 +89,6 @@ class Figure:
         title: one line above the plot.
         caption: how to read it, and the six facts (see `pipelines.report.data`).
         alt: description in words, for readers who cannot see it.
-        origin: origin of its numbers.
         svg: `<svg>` element with CSS variables for colours.
         png: the same plot for viewers without SVG; None if there is none.
     """
@@ -137,7 +133,6 @@ class Ranking:
 
     Attributes:
         limit: what is limited, e.g. "TTFT p99".
-        unit: its unit.
         views: name and steps of each, by ascending limit, the last without one; a single step has no slider.
         start: the limit at first; None is no limit.
         hint: sentence below the controls.
@@ -210,11 +205,9 @@ class Document:
     """The whole report.
 
     Attributes:
-        title: the subject of the report.
         subtitle: line below the title.
         cards: the first screen.
         lead: blocks before the sections.
-        sections: the rest.
         kind: kind of report, shown above the title.
         source: what the report was made from, shown at the end.
         files: files to write beside it, with a link to each.

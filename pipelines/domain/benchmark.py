@@ -73,7 +73,6 @@ class Summary:
     A new field needs a default, so that older results still load.
 
     Attributes:
-        window_s: length of the measured window.
         requests: finished without error inside the window; the rates count these.
         errors: failed, by kind, of the requests that were due inside the window.
         requests_per_s: finished requests / window.
@@ -83,7 +82,6 @@ class Summary:
         isl: input tokens per request; this and all distributions below cover the requests that were due inside the
             window, each followed to its end.
         osl: output tokens per request.
-        ttft_s: time to first token.
         itl_s: per-request mean inter-token latency, the first token excluded (= TPOT of NIM, genai-perf, MLPerf).
         token_gap_s: gaps between neighbouring responses, pooled over all requests (vLLM's "ITL").
         e2e_s: time to the last token.
@@ -114,7 +112,6 @@ class ClientHealth:
 
     Attributes:
         bottleneck: whether the numbers of this level say more about the client than about the server.
-        reason: why, for messages; empty otherwise.
         facts: evidence, e.g. {"send_lag_p99_ms": 0.3, "loop_lag_p99_ms": 0.2, "cpu_share": 0.4}.
     """
 
@@ -131,12 +128,9 @@ class LoadPoint:
         arrival: "closed", "constant", "poisson", "gamma", "burst" or "trace".
         concurrency: requests kept in flight (closed loop), else None.
         request_rate: intended requests per second (open loop), else None.
-        summary: of the measured window.
         client: whether the client was the limit.
         server: counters of the same window from the server: queue and compute seconds, KV blocks, versions.
         requests_file: name of the file with one record per request, beside the result.
-        complete: False if the level was cut short.
-        reason: why it was cut short.
         notes: for the reader, e.g. that the queue kept growing.
         intervals: 95 % confidence intervals over several runs of this load, by figure, as `pipelines.domain.metrics`
             names it, e.g. {"output_tokens_per_s": (990.0, 1030.0)}; empty for a single run.
@@ -197,9 +191,6 @@ class LargestLoad:
         high: upper end of the interval; None if there is none.
         binding: the limit that most requests near that load miss: "ttft", "itl", "e2e" or "errors"; None if none did.
         missed: share of the requests near that load that missed each limit.
-        probes: loads tried.
-        requests: measured in them.
-        seconds: that the search took.
         reason: what limits the answer; empty if it is as good as was asked for.
     """
 
@@ -231,10 +222,8 @@ class BenchmarkResult:
     """All levels of one benchmark of one server.
 
     Attributes:
-        model: label of the model.
         precision: compression as one word, e.g. "int4_awq", "fp8-kv_fp8".
         engine: that executes it, e.g. "openvino"; "unknown" for a server elsewhere.
-        tp_size: tensor parallel ranks.
         world_size: tp x pp, the GPUs of one instance.
         workload: name and the settings of the lengths, prompts and arrival.
         protocol: warm-up, window, counts, and whether the window includes the initial burst.
@@ -242,14 +231,12 @@ class BenchmarkResult:
         machine: where the client ran (and the server, on loopback).
         versions: of the libraries behind the numbers.
         measured_at: ISO time, UTC.
-        slo: limits for goodput.
         levels: in the order measured.
         complete: False if it was interrupted or the server died.
         reason: why it is incomplete.
         gpu_count: GPUs of all instances, and of a draft model that has its own; None in older results, and then
             `world_size` counts.
         search: the largest load within the limits, if it was searched; its probes are the levels.
-        schema: of this file.
     """
 
     model: str

@@ -49,8 +49,6 @@ class Family:
 
     Attributes:
         name: short, in lower case.
-        title: for display.
-        architecture: in config.json.
         modelopt_type: ModelOpt's name of the decoder, where it exports TensorRT-LLM checkpoints without tensorrt_llm
             being installed; None where it does not.
         not_exported: why ModelOpt writes no TensorRT-LLM checkpoint, for messages.

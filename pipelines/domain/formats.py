@@ -55,7 +55,6 @@ class WeightKind:
     """How the weight of a linear is stored.
 
     Attributes:
-        name: for display.
         bits: per weight as the kernel reads it, without scales.
         stored: element type in a TensorRT-LLM checkpoint, safetensors spelling; None is the model's own float type.
         integer: whether TensorRT-LLM's kernel for INT8 and INT4 weights runs it.
@@ -159,7 +158,6 @@ class FormatSpec:
     """Everything known about one quantization format.
 
     Attributes:
-        summary: one line for display.
         quant_algo: `quantization.quant_algo` in a TensorRT-LLM checkpoint; None is 16 bit.
         weights: how they are stored.
         activation: input of the matrix product.

@@ -46,7 +46,6 @@ class Metric:
 
     Attributes:
         name: its field in `Summary`, or in a line of the nightly history.
-        title: for display.
         definition: its formula in words.
         unit: how it is stored and shown.
         better: direction; None where neither is.

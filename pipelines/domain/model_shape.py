@@ -18,9 +18,7 @@ class ModelShape:
     Attributes:
         architecture: Hugging Face class name, e.g. "LlamaForCausalLM"; empty for a model that this project cannot
             build and of which only the sizes are known.
-        num_hidden_layers: decoder layers.
         hidden_size: residual stream width.
-        num_attention_heads: query heads.
         num_key_value_heads: KV heads (1 = MQA, fewer than query heads = GQA).
         head_dim: width of one head; Gemma's is not hidden / heads.
         intermediate_size: width of the MLP; in a mixture of experts, of one expert.

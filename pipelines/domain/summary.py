@@ -48,11 +48,9 @@ class RequestTiming:
         index: position in the load, from 0.
         intended_ns: when it should have been sent. Latencies count from here, so that waiting in a slow client or
             behind a slow server is not hidden (coordinated omission). In a closed loop it equals `sent_ns`.
-        sent_ns: when it was actually sent.
         first_token_ns: when the first non-empty response arrived; None if none did.
         end_ns: when the last response with text, or the error, arrived.
         isl: input tokens as the engine counts them.
-        osl: output tokens received.
         chunk_ns: arrival of every non-empty response, ascending; empty if it was not streamed.
         error: kind of error ("timeout", "rejected", "connection", ...), None if it finished.
     """

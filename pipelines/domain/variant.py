@@ -19,11 +19,8 @@ class Variant:
 
     Attributes:
         pruned: sizes that pruning leaves, by the setting of each, e.g. (("mlp", 512),).
-        sparsity: method of 2:4 sparsity.
-        training: method of recovery training.
         lora_rank: of recovery training; None if all weights are trained.
         quant: weight format, or the word of another tool.
-        kv_cache: format of the KV cache.
     """
 
     pruned: tuple[tuple[str, int], ...] = ()

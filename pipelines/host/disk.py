@@ -20,7 +20,6 @@ class _Trouble:
         codes: error numbers.
         texts: how native libraries say it in exceptions of their own, which carry no number.
         message: what happened, after `{what}`, at `{place}`.
-        todo: what helps.
     """
 
     codes: tuple[int, ...]

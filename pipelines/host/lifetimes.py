@@ -15,13 +15,7 @@ from typing import Any
 
 @contextmanager
 def child_process(command: Sequence[str], *, grace_s: float, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a command; if the block is left by an exception, such as Ctrl-C, stop the command before it goes on.
-
-    Args:
-        command: program and arguments.
-        grace_s: seconds between SIGTERM and SIGKILL.
-        options: arguments of subprocess.Popen.
-    """
+    """Start a command; if the block is left by an exception, such as Ctrl-C, stop the command before it goes on."""
     process: subprocess.Popen[bytes] | None = None
     try:
         with _signals_deferred():  # an interrupt inside of Popen would lose a child that runs already

@@ -42,7 +42,6 @@ class Machine:
         gpus: NVIDIA GPUs; empty when there is none.
         no_gpu_reason: why `gpus` is empty, for messages.
         has_tensorrt_llm: the Python package is installed.
-        platform: system and Python, for manifests.
         memory_limited: whether `memory_bytes` is the limit of a container.
     """
 

@@ -37,7 +37,6 @@ class HubSource:
     Attributes:
         repo_id: "owner/name", e.g. "google/gemma-2b".
         revision: branch, tag or commit.
-        repo_type: model or data set.
     """
 
     repo_id: str
@@ -71,7 +70,6 @@ class HubFile:
 
     Attributes:
         name: relative, with "/" between folders.
-        size: in bytes.
         etag: the Hub's name for the content, and for the file in its cache: SHA-256 if `large`, else git's SHA-1;
             "" if it is unknown because the cache has no links.
         large: whether it is in large file storage.
@@ -88,9 +86,7 @@ class HubListing:
     """The files of a repository at one commit.
 
     Attributes:
-        source: the repository.
         commit: 40 hex digits.
-        files: by name.
         offline: whether it was read from the local cache, which may lack files of the repository.
         license: as the repository's card states it; None if it states none, or offline.
     """

@@ -363,12 +363,7 @@ class BenchmarkSettings(Group):
         return self.url is not None and self.url.startswith("http")
 
     def seconds(self, rate: float, users: int = 0) -> float | None:
-        """Return how long a window lasts in which so many requests finish per second; None is no limit.
-
-        Args:
-            rate: requests per second.
-            users: of a closed loop.
-        """
+        """Return how long a window lasts in which `rate` requests finish per second; None is no limit."""
         if self.duration_s != "auto":
             return self.duration_s
         least, most = AUTO_SECONDS

@@ -75,8 +75,6 @@ class LevelOutcome:
         requests: all, including the warm-up, ns from the start of the level.
         window: the measured part, same clock; None if the level ended before the window began.
         start_ns: when the level started, on CLOCK_MONOTONIC of the client's machine.
-        reports: of the client processes.
-        machine: CPU load of the machine.
         server: counters of the server over the window.
         reason: why it was cut short; empty if it was not.
         saturated: whether the window ended early, because the queue grew without bound.
@@ -343,12 +341,7 @@ class Meter:
         self._past: list[tuple[float, int]] = [(monotonic(), 0)]
 
     def line(self, phase: str, left_s: float | None) -> str:
-        """Read the counters now and render them in at most 77 columns.
-
-        Args:
-            phase: "warm-up", "measuring" or "finishing".
-            left_s: seconds to the end of the window, None if unknown.
-        """
+        """Read the counters now and render them in at most 77 columns; None where the window's end is not known."""
         total = self._board.total
         at, ok, errors = monotonic(), total(OK), total(ERRORS)
         self._past.append((at, ok))

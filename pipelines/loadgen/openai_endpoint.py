@@ -36,8 +36,6 @@ class OpenAiInterface:
     """A model behind `/v1/completions` or `/v1/chat/completions`.
 
     Attributes:
-        model_name: its name on the server.
-        api: "completions" or "chat".
         endless: names of parameters that forbid an early end.
         usage: whether the server counts tokens in a stream (`stream_options.include_usage`).
         added_tokens: input tokens that the server adds to a text, e.g. BOS or those of a chat template, by its own

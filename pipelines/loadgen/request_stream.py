@@ -236,9 +236,7 @@ class ClientJob:
     """One process's share of a level.
 
     Attributes:
-        url: of the server.
         tokenizer_dir: folder of the tokenizer, for answers whose tokens the server does not count.
-        interface: of the model.
         streaming: whether to stamp every response.
         ignore_eos: whether output lengths are exact.
         timeout_ns: per request.

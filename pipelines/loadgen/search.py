@@ -72,7 +72,6 @@ class Probe:
     """Outcome of a load that was tried.
 
     Attributes:
-        plan: what was asked for.
         good: bool[n], whether each request that was due in the window met every limit, in the order due.
         missed: requests that missed each limit, or failed ("errors").
         rate: finished requests per second.

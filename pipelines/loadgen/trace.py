@@ -108,10 +108,6 @@ def read_trace(workload: WorkloadSettings) -> Trace:
 def known_times(workload: WorkloadSettings, todo: str) -> array[int]:
     """Return int64[n], ns of each request of a trace from the first.
 
-    Args:
-        workload: with a trace.
-        todo: what helps where a time is not known.
-
     Raises:
         UserError: it cannot be read, or some turns wait for an answer.
     """

@@ -55,11 +55,8 @@ class TritonInterface:
     """A model as the Triton server describes it.
 
     Attributes:
-        model_name: its name.
         batched: whether it takes a batch dimension (max_batch_size > 0).
         decoupled: whether it can send several responses per request, which streaming needs.
-        inputs: names.
-        outputs: names.
         add_special_tokens: whether the preprocessing adds special tokens.
         added_tokens: input tokens of a request's pictures beside one for the place of each.
     """

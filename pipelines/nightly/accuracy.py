@@ -39,13 +39,10 @@ class Record:
         reason: why the status is not "done".
         commit: commit of this project, with "+changes" if the work tree differed.
         overrides: overrides of the cell, as on the command line.
-        model: label of the model.
         precision: compression in one word.
-        engine: the engine that executed it.
         tp_size: tensor parallel ranks of the running engine.
         protocol: settings of workload, benchmark and eval, flattened. Only equal protocols are compared.
         settings_digest: digest of all settings that determine the result; the settings are stored beside the history.
-        machine: facts of the machine.
         versions: versions of the libraries, driver and server.
         accuracy: task, questions, share right, loss against the baseline with the answers lost and gained, also at each
             look where asking could stop early, per subject, and every answer as a bit (`right`, base64) so that nights
@@ -56,7 +53,6 @@ class Record:
         seconds: durations of the stages that this run executed, without those taken from the store.
         peak_memory_bytes: peak memory of the same stages.
         log: log of the cell, relative to the current folder of the run.
-        schema: schema of this line.
     """
 
     run: str
@@ -169,12 +165,9 @@ class Regression:
     """A metric of a cell that is worse than before, or worse than a pinned limit.
 
     Attributes:
-        cell: name of the cell.
         metric: name of the metric, including its load.
         before: median of the earlier nights, or the pinned limit.
-        now: tonight's value.
         limit: value beyond which tonight counts as worse.
-        reason: why it counts, for messages.
         first: the first record of the worse stretch.
         last_good: the record before `first`; None if there is none.
     """

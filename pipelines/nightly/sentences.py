@@ -172,7 +172,6 @@ class Cause:
 
     Attributes:
         since: first bad and last good commit, and what changed in between.
-        regressions: what got worse.
     """
 
     since: str

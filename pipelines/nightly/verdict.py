@@ -172,10 +172,8 @@ class NightVerdict:
     """Verdict on one run.
 
     Attributes:
-        run: id of the run.
         records: lines of this run.
         series: one series per judged metric of a cell.
-        regressions: metrics that got worse.
         failures: cells that failed, or that are refused but were possible before: (cell, reason).
         questions: comparisons made; the chance of each is `false_alarms` divided by it.
         unmeasured: cells whose limit of accuracy could not be judged.

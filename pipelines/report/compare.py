@@ -21,14 +21,10 @@ class FormatRow:
     """One format under one workload; None means "not measured".
 
     Attributes:
-        model: label of the model.
-        variant: compression in one word.
         accuracy: share of right answers, 0..1.
         loss_percent: loss in percent of the baseline's accuracy; 0 for the baseline itself.
         most_percent: upper bound of that loss.
         verdict: a word of `Verdict`, or why there is none.
-        engine_bytes: size of the engine on disk.
-        run: the benchmark.
         peak: level with the most output tokens/s; None if no level counts (see `LoadPoint.counts`).
         at_slo: level that counts with the most output tokens/s whose p99 meets every limit; None without limits or if
             none does.
@@ -84,8 +80,6 @@ class Comparison:
 
     Attributes:
         workload: the comparable runs; None if nothing was benchmarked.
-        model: label of the model.
-        rows: one per format.
         chosen: variant with the most throughput within the limit; None if no format is eligible.
         reason: text that explains the choice, or why there is none.
         rejected: every other format with its reason.
@@ -106,9 +100,7 @@ class Comparison:
 def comparison(data: ReportData, max_loss_percent: float = 1.0) -> tuple[Comparison, ...]:
     """Compare the formats of every workload; a model that was never benchmarked is compared by accuracy and size.
 
-    Args:
-        data: result of `pipelines.report.collect`.
-        max_loss_percent: in percent of the baseline's accuracy; a format that loses more is not chosen.
+    A format that loses more than `max_loss_percent` of the baseline's accuracy is not chosen.
     """
     compared = [compare_formats(data, workload, workload.model, max_loss_percent) for workload in data.workloads]
     without = [model for model in data.models if model not in {item.model for item in compared}]

@@ -59,18 +59,12 @@ class ReportedArtifact:
         stage: "quantize", "build", "evaluate", ...
         label: "<model>-<variant>", or another readable name.
         place: its folder below the store, e.g. "build/tiny_gemma-fp8-01ab...".
-        digest: digest of its content.
         created: start time, ISO, UTC.
         seconds: how long it took; None if the run was killed.
         peak_memory_bytes: highest resident memory of the process during that time; None if not recorded.
         repeat: the command that made it.
-        version: version of this project.
-        commit: commit of this project's source.
-        machine: the machine on which it was made.
         libraries: library versions that determined its bytes.
         settings: settings that determined its bytes.
-        facts: values that the stage recorded.
-        inputs: the inputs that it was made from.
         model: label of the model; None if the manifest does not contain it.
         tuning: the tuning it was planned with; None in manifests from before there was one.
     """
@@ -108,8 +102,6 @@ class Accuracy:
     """One evaluation, compared with a 16-bit baseline if one answered the same questions.
 
     Attributes:
-        artifact: the artifact.
-        result: scores and every answer.
         row: a row of `eval.compare.loss_rows`; None for the baseline itself, or without a baseline.
         baseline: place of the baseline's evaluation; None in the same cases.
         missing: text that explains why there is no row; empty otherwise.
@@ -131,8 +123,6 @@ class ReportedFidelity:
     """A comparison of predictions with those of the 16-bit model.
 
     Attributes:
-        artifact: the artifact.
-        result: all figures.
         flips: answers that changed; None if the two did not answer the same questions.
     """
 
@@ -154,8 +144,6 @@ class ReportedPerplexity:
     """The perplexity of texts, beside that of the 16-bit model on the same engine.
 
     Attributes:
-        artifact: the artifact.
-        result: all figures.
         baseline: of the 16-bit model; None if it did not read the same texts.
     """
 
@@ -182,8 +170,6 @@ class BenchmarkRun:
     """One benchmark of one format under one workload.
 
     Attributes:
-        artifact: the artifact.
-        result: all levels.
         requests: one record per request, by the level's `requests_file`.
         repeats: earlier benchmarks of the same engine under the same workload, for the spread between runs.
         modelled: predictions for the same loads; None if there is no model of this deployment.
@@ -205,12 +191,9 @@ class FormatReport:
     """All results of one model in one format that are linked by digest.
 
     Attributes:
-        model: label of the model.
-        variant: compression in one word.
         chain: artifacts from the model to the newest result, in order of dependency.
         accuracy: the evaluation, of the task that most formats of the model were evaluated on; None if there is none.
         runs: newest benchmark of each workload.
-        missing: sentences about missing parts.
         left_out: artifacts of the same label that do not belong to the chain, with the reason.
         fidelity: the newest comparison of the same engine with the 16-bit model; None if there is none.
         perplexities: the newest perplexity of the same engine for each task.
@@ -256,7 +239,6 @@ class Workload:
 
     Attributes:
         title: name of the workload, with what distinguishes it from the others in this report.
-        model: label of the model.
         runs: in the order of the report's formats.
     """
 

@@ -103,11 +103,6 @@ def _cells(row: FormatRow) -> tuple[str, ...]:
 def with_models(data: ReportData, settings: Settings, store: Path) -> ReportData:
     """Return the report's data with predictions for the loads of each run for which there is a model.
 
-    Args:
-        data: the report's data.
-        settings: contain the folder of fits to benchmarks and the limits of the engine.
-        store: folder of the store.
-
     Raises:
         UserError: a fit cannot be read.
     """
@@ -185,13 +180,6 @@ def write(
 ) -> None:
     """Collect results, write the report and the model cards, log them to MLflow, and print the paths, the HTML last.
 
-    Args:
-        settings: the report's folder, and the acceptable loss of accuracy.
-        store: contains the results.
-        model: label of the model.
-        variants: formats in the order to show; None is every format in the store.
-        compared: whether to print the comparison of the formats too.
-
     Raises:
         UserError: there is nothing to report, or the folder or the store of MLflow cannot be written.
     """
@@ -224,13 +212,6 @@ def write_report(
     earlier: ReportedNumbers | None = None,
 ) -> ReportPaths:  # fmt: skip
     """Write the report of a store.
-
-    Args:
-        data: result of `pipelines.report.collect`.
-        folder: is created if necessary.
-        max_accuracy_loss_percent: a format that loses more is not recommended.
-        prices: as given, for the price of tokens.
-        earlier: another report, to show beside this one.
 
     Raises:
         UserError: the folder cannot be written.

@@ -33,14 +33,7 @@ def document(
     prices: PriceSettings = NO_PRICES,
     earlier: ReportedNumbers | None = None,
 ) -> doc.Document:
-    """Return the whole report as a document.
-
-    Args:
-        data: result of `pipelines.report.collect`.
-        max_accuracy_loss_percent: a format that loses more is not recommended.
-        prices: as given, for the price of tokens.
-        earlier: another report of the same model, to show beside this one.
-    """
+    """Return the whole report as a document."""
     compared = comparison(data, max_accuracy_loss_percent)
     main, numbers = tiles.main_comparison(compared), ReportedNumbers.of(compared, data.newest)
     others = [item for item in compared if item is not main]

@@ -21,7 +21,6 @@ class FinishedRun:
     """A run that has ended.
 
     Attributes:
-        outcomes: one per step.
         exit_code: 4 if a loss of accuracy that was to be judged could not be measured, else 0.
     """
 

@@ -63,7 +63,6 @@ class Located:
     """A server that can be started.
 
     Attributes:
-        binary: the server.
         wheel: where it comes from, if it is not a system installation.
         env: variables to set; the Python backend finds our packages through PATH and ignores PYTHONPATH.
     """

@@ -58,7 +58,6 @@ class LoadFailure:
     """One model that did not load.
 
     Attributes:
-        model: its name.
         reason: the innermost message.
         place: where it was raised, e.g. "model.py:6", or empty.
     """
@@ -235,10 +234,7 @@ class StartCrashError(ServerFailedError):
 def why_not_started(lines: Sequence[str], ended: str | None, log_file: Path) -> ServerFailedError:
     """Explain a failed start: the models that did not load, or the server's last messages.
 
-    Args:
-        lines: of its log.
-        ended: how it ended; None if it is still running, which happens only when a model failed.
-        log_file: the complete log.
+    `ended` is None if it is still running, which happens only when a model failed.
     """
     failures = load_failures(lines)
     if ended is not None and not failures:
@@ -255,15 +251,7 @@ def why_ended(
     what: str = "ended while it was in use",
     program: str = "tritonserver",
 ) -> ServerFailedError:
-    """Explain why a server ended.
-
-    Args:
-        lines: of its log; if it was ready, only those since then.
-        ended: how it ended.
-        log_file: the complete log.
-        what: what happened to it.
-        program: the server.
-    """
+    """Explain why a server ended."""
     last = " | ".join(useful_lines(lines))
     last = f" It said: {last}" if last else ""
     return ServerFailedError(f"{program} {what}: {ended}.{last}", todo=f"Log: {log_file}")

@@ -47,7 +47,6 @@ class TritonServer:
     """A tritonserver that runs as long as the `with` block does.
 
     Attributes:
-        repository: that it serves.
         host: address for clients on this machine.
         ports: http_port, grpc_port, metrics_port (and openai_port when a service runs in front).
         log_file: everything the server and its models print.
@@ -65,15 +64,7 @@ class TritonServer:
         log_file: Path | None = None,
         usual_ports: bool = False,
     ) -> None:
-        """Prepare; nothing is started before the `with` block.
-
-        Args:
-            repository: folder of the models.
-            settings: address, ports, limits.
-            progress: shows loading.
-            log_file: path of the log; None means a temporary file, removed if all went well.
-            usual_ports: prefer 8000, 8001 and 8002 where the settings leave a port open.
-        """
+        """Prepare; nothing is started before the `with` block. Without a `log_file`, one exists while it is needed."""
         self.repository: ModelRepository = read_repository(repository)
         self.settings = settings
         here = (

@@ -163,8 +163,6 @@ class OptionTable:
     `group.field={name: value}`.
 
     Attributes:
-        kinds: type of each option.
-        sentences: what each is for.
         refused: options that are set in one other place -> where.
     """
 
@@ -257,10 +255,6 @@ class Group(BaseModel):
     @classmethod
     def judged(cls, values: Mapping[str, Any], key: str = "") -> Self:
         """Validate a user's values and make the group.
-
-        Args:
-            values: by field.
-            key: prefix of the fields in messages, e.g. "engine.openvino."; empty for the whole configuration.
 
         Raises:
             UserError: every fault at once: the key, what was given, what is allowed.

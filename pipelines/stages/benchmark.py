@@ -30,7 +30,6 @@ class Benchmark:
     """Repository and tokenizer (or a server running elsewhere) in, `benchmark.json` and one file per level out.
 
     Attributes:
-        workload: lengths, prompts and arrival.
         benchmark: loads, window, limits; `url` names a server that is already running.
         serving: how the server is started when there is no `url`.
         labels: model, precision, engine, tp_size, world_size, gpu_count for the result.
@@ -39,7 +38,6 @@ class Benchmark:
         libraries: whose versions are recorded in the result.
         predicted: modelled memory of the engine's process under this load, bytes by part; empty where not modelled.
         visual_tokens: input tokens of a picture; None for a model that sees none.
-        needs: packages.
     """
 
     workload: WorkloadSettings

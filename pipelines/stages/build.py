@@ -29,7 +29,6 @@ class Build:
         engine: by name, see `pipelines.engines.registry`.
         build: limits of the engine; the ranks are those of the checkpoint.
         libraries: of the engine; their versions determine the bytes.
-        needs: packages of the engine.
         on_gpu: the GPU to build for; None for the CPU.
         longest: the model's longest sequence in tokens, used when max_seq_len is not set; None if not known yet.
         predicted: modelled memory of the fullest rank, bytes by part, to compare with what the build reports.

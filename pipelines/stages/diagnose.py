@@ -33,15 +33,10 @@ class Diagnose:
         quantize: what the checkpoint was made with; None if it was given.
         url: server that runs already, OpenAI-compatible or grpc:// of Triton; None without.
         served_model: its name there.
-        serving: how a server is started.
-        engine: by name.
         options: the engine's own settings; None where it has none.
-        model: label of the model.
-        variant: its compression.
         logs: folder for the server's log.
         runs_here: whether the engine gives logits, and so can be compared here.
         libraries: whose versions are recorded.
-        needs: packages.
     """
 
     asked: DiagnoseSettings

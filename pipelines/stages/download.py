@@ -20,7 +20,6 @@ class Download:
     Attributes:
         repo_id: "google/gemma-2b".
         revision: branch, tag or commit; the commit it resolves to is recorded.
-        repo_type: model or data set.
         shape: that the model's config.json must have; None accepts any known architecture.
         copy_setting: the setting that takes a local copy in place of the download, for errors; empty if there is none.
     """

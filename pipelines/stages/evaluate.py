@@ -50,10 +50,6 @@ def baseline_of(evaluated: Mapping[str, Path], variant: str) -> Path | None:
     It is the one in Transformers if there is one, else the 16-bit baseline's: of an evaluation of its own, of the same
     one where both were asked in turns, and for the uncompressed model its own.
 
-    Args:
-        evaluated: folders of a run's evaluations by the id of their node.
-        variant: compression that the run evaluated.
-
     Returns:
         a file; None if the baseline was skipped.
     """
@@ -72,11 +68,7 @@ class Evaluate:
     Attributes:
         engine: by name, see `pipelines.engines.registry`.
         options: the engine's own settings; None where it has none.
-        eval: task, shots, limit.
-        model: label for the result.
-        variant: compression label for the result.
         libraries: of the engine and of the harness.
-        needs: packages.
         warns: whether to say if the questions are too few for a verdict, because the plan did not know their number.
     """
 
@@ -181,8 +173,6 @@ class EvaluateReference:
     """Hugging Face folder and questions in, `evaluation.json` of the model as Transformers computes it out.
 
     Attributes:
-        eval: task, shots, limit.
-        model: label for the result.
         max_length: tokens that the engine takes, so that both see the same prompts; None is the model's own limit.
         device: where it is computed, "cpu" or "cuda".
         warns: see `Evaluate`.
@@ -223,7 +213,6 @@ class EvaluateServed:
 
     Attributes:
         eval: task, shots, limit, and where the server is.
-        model: label for the result.
         max_length: longest prompt and output that the server takes, as far as known; None is the model's own limit.
         answers: folder for answers of unfinished runs.
         max_prompt: longest prompt of a task that is made as long as the engine allows; None for other tasks.

@@ -40,10 +40,8 @@ class Fidelity:
         calibration: where the calibration text is, and how much of it was observed.
         quant: format of the compressed model, which says how to compare weights.
         model: label of the compressed model.
-        variant: its compression.
         reference: label of the reference.
         libraries: of the engine.
-        needs: packages.
     """
 
     engine: str
@@ -177,7 +175,6 @@ class FidelityServed:
         model: label of the 16-bit model.
         answers: folder for answers of unfinished runs.
         libraries: of the engine.
-        needs: packages.
     """
 
     engine: str

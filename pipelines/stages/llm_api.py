@@ -40,7 +40,6 @@ class ConfigureLlm:
     `trtllm-serve checkpoint --extra_llm_api_options extra_llm_api_options.yaml` runs it.
 
     Attributes:
-        build: limits and ranks.
         triton: KV pool, scheduler, guided decoding.
         kv_cache: element type and reuse of the KV cache.
         enable_chunked_context: split prompts longer than max_num_tokens.

@@ -32,11 +32,7 @@ class Quantize:
     """Hugging Face folder in, a checkpoint for tp_size x pp_size ranks out.
 
     Attributes:
-        quant: format of weights and activations.
-        kv_cache: format of the KV cache.
         calibration: how much text to calibrate on, and how it is split.
-        tp_size: tensor-parallel ranks.
-        pp_size: pipeline stages.
         device: where ModelOpt computes, "cpu" or "cuda".
         layout: "tensorrt_llm": `config.json` + `rankN.safetensors`; "hugging_face": ModelOpt's unified checkpoint.
         moe_ep_size: parts of the tensor-parallel ranks between which the experts of a mixture are divided.
@@ -182,12 +178,6 @@ class Quantize:
 
 def check_model(folder: Path, qformat: QFormat, *, with_positions: bool = True, **limits: Any) -> None:
     """Apply the rules that the plan could not apply because the model was not on disk yet.
-
-    Args:
-        folder: Hugging Face checkpoint.
-        qformat: to export it in.
-        with_positions: whether the checkpoint's reader must know the model's rotary embedding.
-        limits: as for `check_checkpoint`.
 
     Raises:
         UserError: the model cannot be exported like that.

@@ -23,7 +23,6 @@ class Recover:
     """Hugging Face folder and text in, Hugging Face folder with trained weights out.
 
     Attributes:
-        recover: how to train.
         calibration: where the text is from.
         sparse: whether the model is 2:4 sparse and stays so.
         quant: what the model is quantized to afterwards.

@@ -25,13 +25,9 @@ class WriteRepository:
     """Engine folder and tokenizer folder in, a folder that tritonserver serves out.
 
     Attributes:
-        flavour: name of the engine.
-        triton: the models' parameters.
         options: the engine's own settings; None where it has none.
         enable_block_reuse: reuse KV blocks of equal prompt prefixes.
         enable_chunked_context: split prompts longer than max_num_tokens.
-        model: label of the model.
-        variant: label of the compression.
         tp_size: tensor-parallel ranks of the engine.
         pp_size: its pipeline stages.
         num_draft_tokens: tokens that a draft model guesses at a time; the input `draft_engine` is its engine.

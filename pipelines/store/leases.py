@@ -85,8 +85,6 @@ class Seen:
     """A lease as another process sees it.
 
     Attributes:
-        path: its file.
-        alive: whether its holder lives.
         holder: host and process id, for people.
         uses: names of artifacts.
     """

@@ -25,7 +25,6 @@ class DamagedError(UserError):
     """An artifact differs from its manifest.
 
     Attributes:
-        folder: of the artifact.
         damage: the first difference, e.g. "config.json is missing".
     """
 
@@ -94,12 +93,7 @@ class Manifests:
 
 
 def check_files(folder: Path, manifest: Mapping[str, Any], *hashes: Callable[[Path], str]) -> None:
-    """Compare every file of an artifact with its manifest.
-
-    Args:
-        folder: of the artifact.
-        manifest: as `read_manifest` returned it.
-        hashes: ways to get the SHA-256 of a file; a file is damaged if none of them gives the right one.
+    """Compare every file of an artifact with its manifest; it is damaged if none of `hashes` gives the right SHA-256.
 
     Raises:
         DamagedError: a file is missing, cannot be read, or has other bytes, or one was added.

@@ -72,8 +72,6 @@ class InputSource:
     """One input folder or file.
 
     Attributes:
-        path: path of the folder or file.
-        digest: digest of its content.
         files: the files that count.
         key: setting that names it.
         reading: what counts beside the files, as text: how they are read where they do not say so themselves.
@@ -148,12 +146,6 @@ def model_source(
     folder: Path, hashes: HashCache, key: str = "model.path", *, weights: bool = True
 ) -> tuple[InputSource, ModelShape]:
     """Inspect a local Hugging Face folder.
-
-    Args:
-        folder: with config.json, safetensors and a tokenizer.
-        hashes: cache, so that each file is hashed only once.
-        key: setting that names the folder, for messages.
-        weights: whether the weights are needed; if only the tokenizer is, they may be missing.
 
     Returns:
         the source and the model's shape.
@@ -354,11 +346,6 @@ def files_source(
 
 def adapter_source(folder: Path, hashes: HashCache, key: str) -> tuple[InputSource, Adapter]:
     """Inspect a LoRA adapter written by peft, without reading a weight.
-
-    Args:
-        folder: with adapter_config.json and adapter_model.safetensors; nothing else in it counts.
-        hashes: cache, so that each file is hashed only once.
-        key: setting that names the folder, for messages.
 
     Raises:
         UserError: the folder was not written by peft, its weights are pickled, or it is more than LoRA matrices.

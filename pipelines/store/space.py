@@ -44,7 +44,6 @@ class Holding:
     """One folder of the store: an artifact, damaged or not, the store of a night, or an abandoned staging folder.
 
     Attributes:
-        path: the folder.
         files: those in it, by device and inode.
         used: when a run used it last, in seconds since the epoch.
         needed: why it is kept; empty if nothing needs it.
@@ -108,12 +107,7 @@ def remember_link(store: Store, link: Path) -> None:
 
 
 def survey(store: Store, keep_days: int) -> Space:
-    """Look at every artifact and every abandoned staging folder.
-
-    Args:
-        store: the store.
-        keep_days: an artifact is kept for this long after its last use.
-    """
+    """Look at every artifact and every abandoned staging folder."""
     damaged = (path for stage in subfolders(store.root / SET_ASIDE) for path in subfolders(stage))
     holdings = [*_artifacts(store), *_nights(store), *map(_unnamed, damaged), *_answers(store)]
     reasons = _reasons(store, holdings, keep_days)

@@ -63,7 +63,6 @@ class Artifact:
     """One finished folder.
 
     Attributes:
-        path: the folder.
         manifest: what it was made from, by what and when, and the facts found.
     """
 
@@ -264,12 +263,7 @@ def salvaging(staging: Path, manifest: Json, store: Store) -> Iterator[None]:
 
 
 def recover(store: Store, *, continuable: bool = True) -> list[Artifact]:
-    """Reclaim the staging folders of killed runs and keep their measurements; runs in progress are left alone.
-
-    Args:
-        store: the store.
-        continuable: leave staging folders that the next run of the same stage continues.
-    """
+    """Reclaim the staging folders of killed runs and keep their measurements; runs in progress are left alone."""
     recovered = []
     with suppress(OSError):  # a full or read-only disk: the measurements stay in the staging folder until the next run
         for staging in store.abandoned_staging():

@@ -35,16 +35,12 @@ class SweepCell:
     Attributes:
         number: from 1, in the order of the command line.
         target: how far it goes.
-        overrides: of this combination.
         words: the overrides that differ between cells, for display.
         state: "waiting" until a launcher starts it.
         host: where it runs, or ran.
         machine: facts of that machine, as `Machine.to_json`.
         artifacts: path of each node's artifact, where done.
-        model: label of the model.
         variant: its compression as one word.
-        reason: why it failed.
-        seconds: how long it took.
     """
 
     number: int

@@ -26,9 +26,6 @@ class Migration:
     """A deployment in the words of the LLM API.
 
     Attributes:
-        name: of the deployment, for the title.
-        old: what was read.
-        formats: of weights and KV cache.
         words: what becomes of each setting.
         model: override that names the model, as "model=llama_3_8b".
         measured: variant -> facts of its newest fidelity on the CPU engine (kl_mean, top1_agreement, tokens).

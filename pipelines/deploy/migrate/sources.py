@@ -38,7 +38,6 @@ class OldSetting:
         table: "build" or "triton", the part of `WORDS` that knows it.
         name: without dashes.
         value: as in JSON, or text.
-        place: where it stands.
         given: whether somebody wrote it, and not a program.
     """
 
@@ -54,7 +53,6 @@ class OldDeployment:
     """Facts of a deployment from one or several sources.
 
     Attributes:
-        read: what was read.
         settings: in the order of the sources.
         version: of TensorRT-LLM; empty if none is stated.
         pretrained: the checkpoint's configuration; empty if none was read.

@@ -30,10 +30,8 @@ class Word:
     Attributes:
         state: "ignored" has no effect today either; "unknown" is not in the table; empty says nothing.
         old: "name=value".
-        place: where it stands.
         to: its name in the LLM API, with dots; empty if there is none.
         value: its value there.
-        why: the reason.
         instead: what to take for something lost.
     """
 
@@ -73,7 +71,6 @@ class Draft:
         model: its Hugging Face folder, or its name on the Hub.
         tokens: guessed at a time, if the engine does not say how many.
         decoding_type: the LLM API's word for it, which depends on the version.
-        overrides: that name it.
     """
 
     model: str
@@ -183,12 +180,7 @@ def _speculation(old: OldDeployment, draft: Draft | None) -> Iterator[Word]:
 
 
 def judge(old: OldDeployment, sm: float | None) -> Formats:
-    """Judge formats and model by the rules of the LLM API.
-
-    Args:
-        old: the deployment.
-        sm: compute capability of the GPU; None judges without one.
-    """
+    """Judge formats and model by the rules of the LLM API."""
     place, shape = ", ".join(old.read), _shape(old)
     if old.algorithms is None:
         why = "it is quant_algo in the checkpoint's config.json, and not in what was read"

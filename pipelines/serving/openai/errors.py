@@ -28,9 +28,7 @@ class ApiError(Exception):
     """An error response.
 
     Attributes:
-        status: HTTP status.
         kind: OpenAI's `type`.
-        param: the parameter at fault, if any.
         code: OpenAI's machine-readable `code`, if it has one.
     """
 

@@ -53,7 +53,6 @@ class Fields:
     """The model inputs of a request to a generate endpoint.
 
     Attributes:
-        inputs: tensors.
         id: the client's, by which `stop` can end the request; empty without one.
     """
 

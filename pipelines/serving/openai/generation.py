@@ -64,7 +64,6 @@ class TokenPart:
     """One response of the engine.
 
     Attributes:
-        tokens: new token ids.
         log_probs: of these; None if not asked for.
         logits: from which they were chosen, [N, V]; None if not asked for.
         best: likeliest tokens at the place of each and their log probabilities, the likeliest first; None if not
@@ -86,8 +85,6 @@ class TokenScore:
     """A token of an answer and the likeliest tokens at its place.
 
     Attributes:
-        token: id.
-        log_prob: of the token.
         best: likeliest tokens and their log probabilities, the likeliest first.
         start: characters of the answer before it.
     """
@@ -103,9 +100,7 @@ class TextDelta:
     """The next part of a stream.
 
     Attributes:
-        text: new text.
         scores: of the tokens that began in it.
-        output_tokens: made until then.
     """
 
     text: str
@@ -125,7 +120,6 @@ class Prompt:
 
     Attributes:
         tokens: ids; those of pictures name rows of their features.
-        text: of the prompt.
         pictures: contents of files, or URLs to take them from.
         features: inputs of the engine that the pictures become.
     """
@@ -142,9 +136,7 @@ class Completion:
 
     Attributes:
         index: its number in the response.
-        prompt: that it answers.
         max_tokens: maximum of output tokens.
-        engine: the served model.
         skip_special: whether the text leaves special tokens out.
         number: its number among the answers to the same prompt.
         tools: how the model writes calls of tools; None where the answer is none.

@@ -27,11 +27,6 @@ def refused(message: str, param: str = "messages") -> ApiError:
 def content_of(url: str, number: int, hosts: Sequence[str]) -> bytes | str:
     """Return the content of a data URL, or the URL itself where its host is allowed.
 
-    Args:
-        url: of the picture.
-        number: of the picture in the request, for messages.
-        hosts: allowed ones, with their port where they have one.
-
     Raises:
         ApiError: 400, it is neither.
     """
@@ -62,11 +57,6 @@ def fetched(url: str, number: int, most: int) -> bytes:
     """Fetch a picture from an allowed host, without following it elsewhere.
 
     A name must belong to a public address; an address that the setting itself allows may be a private one.
-
-    Args:
-        url: of the picture.
-        number: of the picture in the request, for messages.
-        most: bytes.
 
     Raises:
         ApiError: 400, it did not come.

@@ -56,9 +56,7 @@ class ServedModel:
 
     Attributes:
         engine: what the inputs of a request depend on.
-        template: the model's chat template.
         created: time of the repository, seconds since 1970.
-        metrics_url: tritonserver's metrics.
         fields: what its Triton models for clients take: model -> name of the input -> its type.
         pictures: how it takes pictures; None for a text model.
     """
@@ -167,8 +165,6 @@ class Prepared:
     """A request that has been read and checked.
 
     Attributes:
-        sampling: its parameters.
-        prompts: for the model.
         max_tokens: most output tokens for each.
         tools: how the model writes calls of tools; None where an answer is none.
         one_call: whether an answer calls one tool at most.

@@ -306,12 +306,6 @@ def _url(part: dict[str, Any]) -> str:
 def refuse_more(what: str, entries: Mapping[str, Any], param: str, **allowed: tuple[object, ...]) -> None:
     """Refuse what would be ignored; clients that send an answer back send its empty fields, too.
 
-    Args:
-        what: has these entries, for the message.
-        entries: by name.
-        param: of the request.
-        allowed: values that an entry may have.
-
     Raises:
         ApiError: 400, naming the entry.
     """

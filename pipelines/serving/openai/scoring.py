@@ -101,13 +101,7 @@ def _sent(prompt: tuple[int, ...], own: Any, tokens: Any, log_probs: Any) -> Sco
 
 
 def scores_of(prompt: tuple[int, ...], logits: Any, top: int = 1) -> Scores:
-    """Return the log probabilities; row i of the logits [tokens, vocabulary] is about token i + 1.
-
-    Args:
-        prompt: token ids.
-        logits: after each of them.
-        top: likeliest tokens at each place that are returned, 1 or more.
-    """
+    """Return the log probabilities; row i of the logits [tokens, vocabulary] is about token i + 1."""
     norms = norms_of(logits)
     own = logits[np.arange(len(prompt) - 1), list(prompt[1:])].astype(np.float64) - norms[:-1]
     return _sent(prompt, own, *likeliest(logits, norms, top))

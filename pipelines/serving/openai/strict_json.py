@@ -26,11 +26,6 @@ class _RefusedError(ValueError):
 def parse(text: bytes | str, what: str = "the body", param: str | None = None) -> Any:
     """Parse JSON.
 
-    Args:
-        text: from a client.
-        what: it is, for the message.
-        param: the field of the request that holds it; None where it is the whole body.
-
     Raises:
         ApiError: 400, it is not JSON, is nested too deeply, has a name twice, or text or numbers that are none.
     """
