@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.deploy.migrate.page import ANY_MODEL, Migration
+import yaml
+
 from pipelines.deploy.migrate.sources import WORDS, OldDeployment, OldSetting, read_old
-from pipelines.deploy.migrate.translate import Draft, judge, translate
+from pipelines.deploy.migrate.translate import MODEL, Draft, Formats, State, Word, arguments, judge, text, translate
 from pipelines.deploy.output import write_folder
+from pipelines.deploy.trtllm_serve import LAUNCH, QUIET
+from pipelines.document import blocks
+from pipelines.document.show import number, percent
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import FORMATS
+from pipelines.domain.formats import FORMATS, KvFormat
 from pipelines.engines.registry import TENSORRT_LLM
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.machine import gather
@@ -24,7 +29,159 @@ from pipelines.settings.groups import choices
 from pipelines.settings.root import Settings
 from pipelines.store.manifest import Manifests
 from pipelines.store.store import Store
-from triton_repo.parameters import text
+from triton_repo import parameters
+from triton_repo.llmapi import OPTIONS as OPTIONS_FILE
+
+PAGE, SERVE = "migration.md", "serve.sh"
+ANY_MODEL = "model.path=/its/hugging/face/folder"
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """A deployment in the words of the LLM API.
+
+    Attributes:
+        words: what becomes of each setting.
+        model: override that names the model, as "model=llama_3_8b".
+        measured: variant -> facts of its newest fidelity on the CPU engine (kl_mean, top1_agreement, tokens).
+        draft: overrides that name the draft model.
+    """
+
+    name: str
+    old: OldDeployment
+    formats: Formats
+    words: Sequence[Word]
+    model: str
+    measured: Mapping[str, Mapping[str, Any]]
+    draft: tuple[str, ...] = ()
+
+    def of(self, *states: State) -> list[Word]:
+        """Return the words in these states."""
+        return [word for word in self.words if word.state in states]
+
+    def files(self) -> dict[str, str]:
+        """Return the files by name; only the page if the LLM API does not run the model."""
+        if any(word.old == MODEL for word in self.of("lost")):
+            return {PAGE: blocks.render_markdown(self._page())}
+        options = yaml.safe_dump(arguments(self.words), sort_keys=False)
+        return {OPTIONS_FILE: options, SERVE: self._script(), PAGE: blocks.render_markdown(self._page())}
+
+    @property
+    def _nodes(self) -> str:
+        """Machines of one instance, where several are stated."""
+        return next((each.value for each in self.old.settings if each.name == "num_nodes" and each.value != "1"), "")
+
+    def _script(self) -> str:
+        lines = ["#!/bin/bash", f"# Written by `make migrate`. The checkpoint: {self._build()}", QUIET]
+        lines.append("model=${1:?the Hugging Face folder or name of the model}")
+        ranks = f"mpirun --hostfile hosts -n {self.old.world_size} -x TRTLLM_NO_USAGE_STATS {LAUNCH} "
+        instances = [",".join(group) for group in self.old.groups] or [""]
+        for port, devices in enumerate(instances, 8000):
+            start = (f"CUDA_VISIBLE_DEVICES={devices} " if devices else "") + (ranks if self._nodes else "")
+            options = f'--port {port} --extra_llm_api_options "$(dirname "$0")/{OPTIONS_FILE}"'
+            lines.append(f'{start}trtllm-serve "$model" {options}{" &" if len(instances) > 1 else ""}')
+        return "\n".join([*lines, *(["wait"] if len(instances) > 1 else []), ""])
+
+    def _build(self) -> str:
+        """Return the command that makes the checkpoint, in the old format or in the best that runs instead."""
+        lost = "quant" in self.formats.instead
+        quant = next(iter(self._ranked("quant")), "none") if lost else self.formats.quant or "..."
+        keys = {"tp_size": "tensor_parallel_size", "pp_size": "pipeline_parallel_size"}
+        sizes = [f"build.{key}={word.value}" for key, to in keys.items() for word in self.words if word.to == to]
+        kv_cache = ["kv_cache=fp8"] if self.formats.kv_cache is KvFormat.FP8 else []
+        command = [
+            "make",
+            "build",
+            "engine=tensorrt_llm_llmapi",
+            self.model,
+            f"quant={quant}",
+            *kv_cache,
+            *sizes,
+            *self.draft,
+        ]
+        return shlex.join(command)
+
+    def _facts(self, group: str, choice: str) -> Mapping[str, Any]:
+        quant = self.formats.quant or "none"
+        variant = choice if group == "quant" else f"{quant}-kv_{choice}".removeprefix("none-")
+        return self.measured.get(variant, {})
+
+    def _ranked(self, group: str) -> list[str]:
+        """Return the formats that run instead of a lost one: the least divergence first, then what is not measured."""
+        choices = [each for each in self.formats.instead[group] if each not in ("none", "auto")]
+        return sorted(choices, key=lambda each: self._facts(group, each).get("kl_mean", float("inf")))
+
+    def _page(self) -> blocks.Document:
+        counts = ", ".join(f"{len(self.of(each))} {each}" for each in ("kept", "renamed", "lost", "unknown"))
+        steps = [self._build(), f"bash {SERVE} /its/engine/checkpoint"]
+        steps.append(self._build().replace(" build ", " repository ", 1))
+        steps.append(self._build().replace(" build ", " manifests ", 1))
+        if self._nodes:
+            steps.append(
+                self._build().replace(" build ", " scripts cluster=slurm ", 1) + f" triton.num_nodes={self._nodes}"
+            )
+        if any(word.old == MODEL for word in self.of("lost")):
+            steps = ["# nothing: the LLM API does not run this model; TensorRT-LLM 1.2 does"]
+        costs = tuple(self._costs(group) for group in self.formats.instead)
+        sections = {
+            "Lost": (*_table("What the LLM API does not have", self.of("lost")), *costs),
+            "Renamed": _table("Other words for the same", self.of("renamed")),
+            "Kept": _table("The same words", self.of("kept")),
+            "Not needed": _listed(self.of("needless")),
+            "Unknown, or ignored today": _listed(self.of("unknown", "ignored")),
+            "Next": (blocks.Code(tuple(steps)),),
+        }
+        lead = f"{counts}. An engine cannot be taken along: the LLM API loads a Hugging Face checkpoint."
+        return blocks.Document(
+            title=f"{self.name}: from TensorRT-LLM's engines to its LLM API",
+            subtitle=f"Read: {', '.join(self.old.read)}. TensorRT-LLM {self.old.version or 'of a version not stated'}.",
+            cards=(),
+            lead=(blocks.Callout("warning" if self.of("lost") else "good", lead),),
+            sections=tuple(blocks.Section(title, title, content) for title, content in sections.items() if content),
+        )
+
+    def _costs(self, group: str) -> blocks.Table:
+        """Compare formats by their divergence from the 16-bit model, with the command for what is not measured."""
+        shape, today = self.formats.shape, getattr(self.formats, group)
+        foreign = shape is not None and shape.architecture and not shape.family.cpu_engine
+        rows: list[tuple[str, ...]] = []
+        for choice in [*([today] if today else []), *self._ranked(group)]:
+            overrides = (
+                [f"quant={choice}"]
+                if group == "quant"
+                else [f"quant={self.formats.quant or 'none'}", f"kv_cache={choice}"]
+            )
+            command = shlex.join(["make", "fidelity", self.model, *overrides, "engine=openvino"])
+            facts = self._facts(group, choice)
+            figures = number(facts.get("kl_mean")), percent(facts.get("top1_agreement")), str(facts.get("tokens", ""))
+            source = "the CPU engine does not run this model" if foreign else f"unknown: measure with {command}"
+            rows.append((choice, *figures, "newest fidelity in the store" if facts else source))
+        return blocks.Table(
+            f"Instead of {group}={today or '...'}: predictions beside those of the 16-bit model, on the CPU engine",
+            "measured" if any(row[3] for row in rows) else "",
+            (*blocks.left(group), *blocks.right("mean KL, nats", "top-1, %", "tokens"), *blocks.left("source")),
+            tuple(rows),
+            notes=(
+                "Formats that the LLM API runs for this model, on all its GPUs unless one is named (hardware=...).",
+            ),
+        )
+
+
+def _table(caption: str, words: Sequence[Word]) -> tuple[blocks.Block, ...]:
+    titles = ("engine", "LLM API", "note", "instead", "stated in")
+    rows = [
+        (word.old, word.to and f"{word.to}={text(word.value)}", word.why, word.instead, word.place) for word in words
+    ]
+    used = [at for at in range(len(titles)) if any(row[at] for row in rows)]
+    cells = tuple(tuple(row[at] for at in used) for row in rows)
+    return (blocks.Table(caption, "", blocks.left(*(titles[at] for at in used)), cells),) if rows else ()
+
+
+def _listed(words: Sequence[Word]) -> tuple[blocks.Block, ...]:
+    items = (
+        f"{', '.join(word.old for word in words if word.why == why)}: {why}" for why in {word.why: 0 for word in words}
+    )
+    return (blocks.BulletList(tuple(items)),) if words else ()
 
 
 def migrate(overrides: Sequence[str]) -> int:
@@ -80,7 +237,7 @@ def _of_settings(deployment: Deployment) -> OldDeployment:
     triton["enable_chunked_context"] = settings.runtime.enable_chunked_context
     built = [OldSetting("build", *pair, "build", given=False) for pair in settings.build.every().items()]
     served = [
-        OldSetting("triton", name, text(value), "triton", given=False)
+        OldSetting("triton", name, parameters.text(value), "triton", given=False)
         for name, value in triton.items()
         if value is not None
     ]

@@ -9,8 +9,7 @@ from pipelines.settings.groups import CONF
 from pipelines.store.store import Store
 from pipelines.sweep import launchers
 from pipelines.sweep.cells import SweepCell, cells_of
-from pipelines.sweep.launch import _judged, expand, run_cells
-from pipelines.sweep.launchers import BASIC, SLURM, check_launcher
+from pipelines.sweep.launch import BASIC, SLURM, _judged, check_launcher, expand, run_cells
 from tests.unit.core.test_machine import MACHINE
 
 
