@@ -16,8 +16,8 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 from transformers import PreTrainedTokenizerFast
 
+from eval.answer_cache import CachedSession
 from eval.fidelity.measure import TOKENS_AT_ONCE, Side, not_finite
-from eval.kept import KeptSession
 from eval.spec import IMAGE
 from pipelines.checkpoint.tokenizer import chat_templates, opened
 from pipelines.domain.errors import UserError
@@ -247,7 +247,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
 
     def _nan(self, otherwise: Exception, tokens: TokenIds) -> Exception:
         """Return the error for a NaN, with the decoder block that it comes from if the engine shows that."""
-        engine = self._session.engine if isinstance(self._session, KeptSession) else self._session
+        engine = self._session.engine if isinstance(self._session, CachedSession) else self._session
         if isinstance(engine, LogitsSession):
             return not_finite(Side("The engine", engine), [tokens[: self.max_length]], TOKENS_AT_ONCE)
         return otherwise

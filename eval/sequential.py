@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from eval.adapter import OnOneBar
+from eval.answer_cache import AnswerLog, AskedEngine, CachedSession
 from eval.exact import SEED, Answered, PlannedInterim, planned_interims
 from eval.harness import ask, note_truncated
-from eval.kept import AnswerLog, AskedEngine, KeptSession
 from eval.metric import Questions
 from eval.results import EvalResult, Sequential, answers_of, compare_pair
 from eval.verdict import Criteria, Verdict, judge
@@ -50,7 +50,7 @@ def ask_in_turns(
         with progress.task(title, 2 * interim.questions, "answers") as advance:
             both = []
             for side in (baseline, other):  # opened only if it has not answered everything before
-                with KeptSession(side.opened, AnswerLog(side.answers)) as session:
+                with CachedSession(side.opened, AnswerLog(side.answers)) as session:
                     both.append(
                         ask(
                             session, tokenizer_dir, questions, OnOneBar(advance, progress), first=interim.questions,

@@ -19,7 +19,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from eval.kept import AnswerLog
+from eval.answer_cache import AnswerLog
 from pipelines.document.show import count
 from pipelines.domain.errors import UserError, did_you_mean, stated_reason
 from pipelines.domain.progress import Progress

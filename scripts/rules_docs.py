@@ -21,7 +21,7 @@ from pipelines.engines.registry import ENGINES, LLM_API, OPENVINO, TENSORRT_LLM,
 from pipelines.host.files import write_text
 from pipelines.host.machine import Machine
 from pipelines.plan.deployment import Deployment
-from pipelines.plan.user_inputs import Found
+from pipelines.plan.user_inputs import UserInputs
 from pipelines.rules.record import BrokenRule, DeploymentFacts, Rule, Severity
 from pipelines.rules.rulebook import RULES, check
 from pipelines.settings.by_hydra import compose_config, to_raw
@@ -128,7 +128,7 @@ class Composer:
     def deployment(self, features: Sequence[Feature]) -> DeploymentFacts:
         """Return the configuration with some features as the record that the rules read."""
         settings = validate(self.raw(features))
-        inspected = Found(adapters=dict.fromkeys(settings.lora.adapters, ADAPTER))
+        inspected = UserInputs(adapters=dict.fromkeys(settings.lora.adapters, ADAPTER))
         return Deployment(
             settings, "all", choose(settings.engine.name, NOWHERE).engine, NOWHERE, inspected, SMALL
         ).facts

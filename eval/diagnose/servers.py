@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from eval.kept import AnswerLog
+from eval.answer_cache import AnswerLog
 from eval.server import OpenAiServer
 from pipelines.checkpoint.tokenizer import RenderedChat, chat_templates
 from pipelines.domain.errors import UserError

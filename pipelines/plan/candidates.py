@@ -14,7 +14,7 @@ from pipelines.engines.tensorrt_llm.config import LIMITS_FOR_LOAD
 from pipelines.host.machine import Machine
 from pipelines.plan import serving_checks
 from pipelines.plan.deployment import Deployment
-from pipelines.plan.user_inputs import Found
+from pipelines.plan.user_inputs import UserInputs
 from pipelines.predict.performance.limits import ChosenLimits
 from pipelines.predict.performance.performance import Setup
 from pipelines.predict.performance.placement import Judge
@@ -28,11 +28,11 @@ def judge_of(settings: Settings, machine: Machine) -> Judge:
     folder = settings.model.folder if settings.sizing.model is None else None
 
     @cache
-    def found() -> Found:
-        return Found(rotary=None if folder is None else Rotary.of(model_config(folder)))
+    def inputs() -> UserInputs:
+        return UserInputs(rotary=None if folder is None else Rotary.of(model_config(folder)))
 
     def judge(setup: Setup, limits: ChosenLimits | None) -> None:
-        plain = Deployment(settings, "serve", _engine(settings, setup.model), machine, found(), setup.model, limits)
+        plain = Deployment(settings, "serve", _engine(settings, setup.model), machine, inputs(), setup.model, limits)
         candidate = plain.changed(_changes(settings, setup, limits)).tuned.limited
         if setup.model.architecture not in FAMILIES:  # no rule knows other families
             candidate = replace(candidate, shape=None)

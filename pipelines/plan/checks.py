@@ -70,7 +70,7 @@ def check(d: Deployment) -> Checked:
     checked.faults += [*_quant(d), *refused(findings)]
     checked.warnings = (
         *warned(findings),
-        *_few_texts(settings.calibration, d.found.few_texts),
+        *_few_texts(settings.calibration, d.inputs.few_texts),
         *accuracy_checks.few_questions(d),
         *_newer(d),
     )
@@ -284,7 +284,7 @@ def _draft(d: Deployment) -> list[Fault]:
             group_size=quant.group_size,
             tp_size=build.tp_size,
             pp_size=build.pp_size,
-            positions=d.found.draft_rotary,
+            positions=d.inputs.draft_rotary,
         )
     ]
     return [Fault(f"speculative.draft: {fault.message}", fault.allowed, fault.todo) for fault in faults]
@@ -346,9 +346,9 @@ def _gpu_memory(d: Deployment, checked: Checked, allowed: Callable[[str], bool])
     checked.faults += [*fit.faults, *alone, *baseline_faults(d, total, name)]
     checked.notes += fit.notes
     checked.warnings += fit.warnings
-    if settings.multimodal.model_type != "none" and d.target in SERVED and not d.found.vision_bytes:
+    if settings.multimodal.model_type != "none" and d.target in SERVED and not d.inputs.vision_bytes:
         checked.notes += ("the vision encoder's memory is not known: its folder has no weights of one in safetensors",)
-    if settings.speculative.heads_path is not None and d.target in SERVED and not d.found.heads_bytes:
+    if settings.speculative.heads_path is not None and d.target in SERVED and not d.inputs.heads_bytes:
         checked.notes += ("the memory of the draft heads is not known: speculative.heads_path has no weights",)
 
 

@@ -36,7 +36,7 @@ class ColocatedEngine:
 
 def colocated(d: Deployment) -> list[ColocatedEngine]:
     """List the other users of the served engine's GPUs."""
-    settings, facts = d.settings, d.found
+    settings, facts = d.settings, d.inputs
     if d.target not in SERVED:
         return []
     beside = []

@@ -19,7 +19,7 @@ from pipelines.engines.tensorrt_llm.llm_api import LlmApiOptions, merged, tuned_
 from pipelines.engines.tuning import Recommended, adjusted, advice, tuned
 from pipelines.host.machine import Machine, torch_device
 from pipelines.plan.targets import Goal
-from pipelines.plan.user_inputs import Found
+from pipelines.plan.user_inputs import UserInputs
 from pipelines.predict.performance.gpus import resolved
 from pipelines.predict.performance.limits import ChosenLimits, with_limits
 from pipelines.rules.record import DeploymentFacts, Images
@@ -43,7 +43,7 @@ class Deployment(Goal):
         target: of the command.
         engine: that runs it.
         machine: facts of this machine.
-        found: what the user has on disk.
+        inputs: what the user has on disk.
         shape: of the model, where known; after pruning.
         limits: of an engine on the GPU, where they were chosen for the load.
         prefix: of the ids of its stages, e.g. "baseline.".
@@ -51,7 +51,7 @@ class Deployment(Goal):
 
     engine: EngineDescription
     machine: Machine
-    found: Found = field(default_factory=Found)
+    inputs: UserInputs = field(default_factory=UserInputs)
     shape: ModelShape | None = None
     limits: ChosenLimits | None = None
     prefix: str = ""
@@ -69,12 +69,12 @@ class Deployment(Goal):
     @property
     def built(self) -> BuiltEngine | None:
         """Facts of the engine given with engine.path."""
-        return self.found.built
+        return self.inputs.built
 
     @property
     def sources(self) -> dict[str, InputSource]:
         """The user's files on disk, by the names under which stages read them."""
-        return self.found.sources
+        return self.inputs.sources
 
     @property
     def on_model(self) -> bool:
@@ -140,12 +140,12 @@ class Deployment(Goal):
         if self.settings.fidelity.reference_path is None:
             return self.baseline
         settings = self.settings.baseline().model_copy(update={"model": self.reference_model})
-        return replace(self, settings=settings, shape=self.found.reference, limits=None, prefix="reference.").tuned
+        return replace(self, settings=settings, shape=self.inputs.reference, limits=None, prefix="reference.").tuned
 
     @property
     def draft_shape(self) -> ModelShape | None:
         """The shape of the draft model, where known."""
-        return self.found.draft or self.settings.speculative.draft_shape
+        return self.inputs.draft or self.settings.speculative.draft_shape
 
     @cached_property
     def draft(self) -> Deployment | None:
@@ -230,15 +230,15 @@ class Deployment(Goal):
             speculation=guess.mode,
             draft=self.draft_shape,
             draft_depth=guess.num_heads or guess.num_layers,
-            same_vocabulary=self.found.same_vocabulary,
-            pickled_heads=self.found.pickled_heads,
-            adapters=self.found.adapters,
+            same_vocabulary=self.inputs.same_vocabulary,
+            pickled_heads=self.inputs.pickled_heads,
+            adapters=self.inputs.adapters,
             images=(
                 Images(images.model_type, images.visual_tokens, images.images_per_request, tiled)
                 if images.visual_tokens is not None and images.model_type != "none"
                 else None
             ),
-            rotary=self.found.rotary,
+            rotary=self.inputs.rotary,
             llm_api=self.llm_api,
         )
 

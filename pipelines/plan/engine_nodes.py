@@ -46,7 +46,7 @@ LANGUAGE_MODEL = "language_model"
 
 def takes_language_model(d: Deployment) -> bool:
     """Return whether the model is a whole LLaVA; beside an engine that is built, only its tokenizer is read."""
-    return d.found.llava and d.on_model
+    return d.inputs.llava and d.on_model
 
 
 def model(d: Deployment) -> Input:

@@ -24,7 +24,7 @@ from pipelines.plan.deployment import Deployment
 from pipelines.plan.engine_nodes import Node
 from pipelines.plan.flow import needed_for, nodes
 from pipelines.plan.targets import EVALUATED, Goal, Target
-from pipelines.plan.user_inputs import Found, inspect_inputs
+from pipelines.plan.user_inputs import UserInputs, inspect_inputs
 from pipelines.predict.performance.limits import ChosenLimits
 from pipelines.settings.base import flat
 from pipelines.settings.root import Settings
@@ -141,7 +141,7 @@ def _resolved(
     goal: Goal, store: Store, machine: Machine, faults: list[Fault]
 ) -> tuple[Deployment, str, tuple[str, ...]]:
     """Return what will run, why its engine was chosen, and the plan's notes on what is tuned; faults are added."""
-    settings, facts = goal.settings, Found()
+    settings, facts = goal.settings, UserInputs()
     shape = settings.model.shape.to_shape() if settings.model.shape else None
     with collecting(faults):
         facts = inspect_inputs(goal, store.hashes)

@@ -39,7 +39,7 @@ from pipelines.store.sources import (
 
 
 @dataclass(frozen=True)
-class Found:
+class UserInputs:
     """The inputs found on disk.
 
     Attributes:
@@ -75,7 +75,7 @@ class Found:
     llava: bool = False
 
 
-def inspect_inputs(goal: Goal, hashes: HashCache) -> Found:
+def inspect_inputs(goal: Goal, hashes: HashCache) -> UserInputs:
     """Inspect every folder and file that the configuration names.
 
     Raises:
@@ -127,7 +127,7 @@ def inspect_inputs(goal: Goal, hashes: HashCache) -> Found:
         raise UserError.of(faults)
     heads = _heads(settings.speculative.heads_path)
     rotaries = rotary, draft_rotary
-    return Found(sources, shape, built, draft, same, *heads, adapters, vision, *rotaries, few, reference, llava)
+    return UserInputs(sources, shape, built, draft, same, *heads, adapters, vision, *rotaries, few, reference, llava)
 
 
 def _reference(goal: Goal, sources: dict[str, InputSource], hashes: HashCache) -> ModelShape | None:

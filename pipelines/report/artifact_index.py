@@ -41,7 +41,7 @@ class ArtifactIndex:
         by_digest: dict[str, list[str]] = {}
         for place, manifest in places.items():
             by_digest.setdefault(str(manifest["digest"]), []).append(place)
-        self.artifacts = tuple(_piece(place, manifest, by_digest) for place, manifest in places.items())
+        self.artifacts = tuple(_artifact(place, manifest, by_digest) for place, manifest in places.items())
         self._by_place = {artifact.place: artifact for artifact in self.artifacts}
 
     def of(self, stage: str) -> list[ReportedArtifact]:
@@ -106,7 +106,7 @@ def _place(manifest: Mapping[str, Any], root: Path) -> str:
         ) from None
 
 
-def _piece(place: str, manifest: Mapping[str, Any], by_digest: Mapping[str, list[str]]) -> ReportedArtifact:
+def _artifact(place: str, manifest: Mapping[str, Any], by_digest: Mapping[str, list[str]]) -> ReportedArtifact:
     try:
         made_from = manifest["made_from"]
         paths = manifest["input_paths"]

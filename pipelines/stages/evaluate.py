@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eval.answer_cache import AnswerLog, AskedEngine
 from eval.config import EvalSettings
-from eval.kept import AnswerLog, AskedEngine
 from eval.perplexity import PerplexityResult
 from eval.results import BASELINE, RESULT, EvalResult, write_hub
 from eval.spec import EvalSpec

@@ -16,7 +16,7 @@ from pipelines.host.machine import GpuFacts, Machine
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.flow import nodes
 from pipelines.plan.plan import node_key
-from pipelines.plan.user_inputs import Found
+from pipelines.plan.user_inputs import UserInputs
 from pipelines.settings.base import Group
 from pipelines.settings.compose import load
 from pipelines.settings.groups import CONF
@@ -260,7 +260,7 @@ def keys(configured: Settings, digests=None, machine=MACHINE) -> dict[str, str]:
     }
     found: dict[str, str] = {}
     engine = choose(configured.engine.name, machine).engine
-    for node in nodes(Deployment(configured, "all", engine, machine, Found(sources))):
+    for node in nodes(Deployment(configured, "all", engine, machine, UserInputs(sources))):
         if node.stage.measures:
             continue
         inputs = {name: src.digest if isinstance(src, InputSource) else found[src] for name, src in node.inputs.items()}

@@ -13,9 +13,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from eval.adapter import EngineLM, load_tokenizer
+from eval.answer_cache import AnswerLog, CachedSession
 from eval.fidelity.divergence import Figures
 from eval.fidelity.measure import Side, Windows, check_sides, greedy, layer_errors, measure
-from eval.kept import AnswerLog, KeptSession
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
@@ -217,7 +217,7 @@ def test_nan_is_refused_with_the_block_it_comes_from(engines: Engines) -> None:
 def test_an_evaluation_names_the_block_too(engines: Engines, tmp_path: Path, *, keeps: bool) -> None:
     """Whether the engine is asked directly or its answers are kept."""
     side = engines.side("nan", "transformer.layers.1.post_layernorm.weight", lambda weight: weight * np.nan)
-    session = KeptSession(lambda: side.session, AnswerLog(tmp_path / "answers.jsonl")) if keeps else side.session
+    session = CachedSession(lambda: side.session, AnswerLog(tmp_path / "answers.jsonl")) if keeps else side.session
     asked = EngineLM(session, load_tokenizer(BUNDLED / "models" / "tiny_llama"), 64, SilentProgress())
     with pytest.raises(UserError, match=r"^The engine gives logits that are NaN .*decoder block 1 is the first"):
         asked._loglikelihood_tokens([(("q", "a"), [5, 6, 7], [8])])

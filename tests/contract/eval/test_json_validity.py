@@ -13,8 +13,8 @@ import openvino as ov
 import pytest
 
 from eval.adapter import load_tokenizer
+from eval.answer_cache import AnswerLog, CachedSession
 from eval.harness import EvalResult, EvalSpec, evaluate
-from eval.kept import AnswerLog, KeptSession
 from eval.tasks.load import JSON_VALIDITY_ANSWER_TOKENS, SCHEMAS, judge_json, load_json_validity
 from pipelines.compress.config import CalibrationSettings
 from pipelines.compress.quantizing import quantize
@@ -131,7 +131,7 @@ class Counting:
 def test_an_answer_is_kept_for_its_schema(tmp_path: Path) -> None:
     engine = Counting()
     for _ in range(2):
-        with KeptSession(lambda: nullcontext(engine), AnswerLog(tmp_path / "kept")) as kept:  # type: ignore[arg-type]
+        with CachedSession(lambda: nullcontext(engine), AnswerLog(tmp_path / "kept")) as kept:  # type: ignore[arg-type]
             for guide in (None, JsonGuide("{}", MODEL), JsonGuide("[]", MODEL)):
                 kept.generate([[1]], SamplingParams(4, guide=guide), SilentProgress())
     assert engine.asked == [None, "{}", "[]"]

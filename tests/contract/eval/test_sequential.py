@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from eval.answer_cache import AskedEngine
 from eval.compare import loss_rows, loss_table
 from eval.harness import evaluate, load_questions
-from eval.kept import AskedEngine
 from eval.results import EvalResult
 from eval.sequential import Asked, ask_in_turns
 from eval.spec import EvalSpec
@@ -135,7 +135,7 @@ def test_the_same_questions_have_the_same_answers_as_in_a_whole_evaluation(ask, 
 
 
 def test_a_stopped_run_goes_on_where_it_was(ask, monkeypatch) -> None:
-    monkeypatch.setattr("eval.kept.SCORED_AT_ONCE", 16)
+    monkeypatch.setattr("eval.answer_cache.SCORED_AT_ONCE", 16)
     baseline, other = Scores("none"), Scores("fp8", noise=0.05, dies_after=200)
     with pytest.raises(KeyboardInterrupt):
         ask(baseline, other)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from eval.adapter import load_tokenizer
+from eval.answer_cache import AnswerLog
 from eval.fidelity.bounds import BoundsResult, KnownTokens, bound_logits, measure_served
 from eval.fidelity.divergence import compare_logits
 from eval.fidelity.measure import Side, cut, measure
 from eval.harness import EvalResult, EvalSpec, evaluate
-from eval.kept import AnswerLog
 from eval.server import OpenAiServer, TritonGrpc
 from pipelines.cli.main import main
 from pipelines.domain.errors import UserError

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from eval.kept import AnswerLog
+from eval.answer_cache import AnswerLog
 from eval.server import OpenAiServer, TritonGrpc
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress

@@ -102,7 +102,7 @@ Input = TypeVar("Input")
 """What a session takes for one request."""
 
 
-class KeptSession(ExitStack):
+class CachedSession(ExitStack):
     """An engine that is opened when it is first asked something new. Use as a context manager."""
 
     def __init__(self, opened: Callable[[], AbstractContextManager[Session]], answers: AnswerLog) -> None:
