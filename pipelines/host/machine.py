@@ -63,7 +63,7 @@ def gather() -> Machine:
     gpus, reason = _gpus()
     ram, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit(CGROUP)
     return Machine(
-        cpu_count=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cpu_count=cpu_count(),
         memory_bytes=min(ram, limit or ram),
         gpus=gpus,
         no_gpu_reason=reason,
@@ -71,6 +71,11 @@ def gather() -> Machine:
         platform=f"{platform.system()} {platform.machine()} Python {platform.python_version()}",
         memory_limited=limit is not None and limit < ram,
     )
+
+
+def cpu_count() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def native_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

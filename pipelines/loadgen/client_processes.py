@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -29,11 +28,6 @@ def processes_for(workload: WorkloadSettings, settings: BenchmarkSettings, cpus:
     rate = max(settings.request_rate or (1.0,)) / _RATE_EACH
     needed = users if workload.arrival == "closed" else rate
     return max(1, min(-int(-needed // 1), cpus // 4))
-
-
-def cpu_count() -> int:
-    """Return how many CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class ClientProcesses:

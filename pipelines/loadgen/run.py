@@ -24,9 +24,9 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.metrics import PROGRESS, TERMINAL, MetricStatistic
 from pipelines.domain.summary import CONVENTIONS, summarise
 from pipelines.host.files import replacing, write_json
-from pipelines.host.machine import library_versions
+from pipelines.host.machine import cpu_count, library_versions
 from pipelines.host.screen import table, width, wrapped
-from pipelines.loadgen.client_processes import ClientProcesses, cpu_count, processes_for
+from pipelines.loadgen.client_processes import ClientProcesses, processes_for
 from pipelines.loadgen.config import (
     AUTO_PER_USER,
     AUTO_REQUESTS,

@@ -7,7 +7,7 @@ from pipelines.settings.by_hydra import compose_config
 from pipelines.settings.compose import compose
 from pipelines.settings.groups import CONF
 from pipelines.store.store import Store
-from pipelines.sweep import launchers
+from pipelines.sweep import launch
 from pipelines.sweep.cells import SweepCell, cells_of
 from pipelines.sweep.launch import BASIC, SLURM, _judged, check_launcher, expand, run_cells
 from tests.unit.core.test_machine import MACHINE
@@ -116,15 +116,15 @@ def test_without_slurm_the_launcher_is_refused(tmp_path, programs):
 
 @pytest.mark.parametrize("word", ["joblib", "slurm"])
 def test_without_its_package_a_launcher_is_refused(monkeypatch, word):
-    monkeypatch.setattr(launchers, "_is_installed", lambda _name: False)
-    (fault,) = launchers.launcher_faults(["quant=fp8", f"hydra/launcher={word}"])
+    monkeypatch.setattr(launch, "_is_installed", lambda _name: False)
+    (fault,) = launch.launcher_faults(["quant=fp8", f"hydra/launcher={word}"])
     assert f"hydra/launcher={word} needs the Python package 'hydra-" in fault.message
     assert "make setup" in fault.todo
 
 
 def test_an_installed_package_is_found():
-    assert launchers._is_installed("hydra-joblib-launcher")
-    assert not launchers._is_installed("hydra-nothing-launcher")
+    assert launch._is_installed("hydra-joblib-launcher")
+    assert not launch._is_installed("hydra-nothing-launcher")
 
 
 def test_benchmarks_side_by_side_are_refused(tmp_path):
