@@ -250,11 +250,17 @@ def _why_not(row: Mapping[str, Any]) -> str:
     )
 
 
+ROUNDED = 10_000
+"""Further questions from which on two digits are stated: so many mean that the loss seen is nearly the margin."""
+
+
 def _what_decides(row: Mapping[str, Any]) -> str:
     needed = row["questions_needed"]
     if needed is None:
         return "How many questions would decide is unknown: the loss seen equals the margin."
-    more = count(needed - row["questions"], "more question")
+    more = count(further := needed - row["questions"], "more question")
+    if further >= ROUNDED:
+        more = f"About {float(f'{further:.2g}'):,.0f} more questions"
     chance = f"with a probability of {100 * row['power']:g} %, if answers go on changing at this rate"
     if not row["lost"] + row["gained"]:
         chance = "if none of their answers changes either"

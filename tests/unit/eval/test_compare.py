@@ -160,6 +160,7 @@ def test_a_comparison_with_the_model_itself_states_the_distance(result) -> None:
         (20, 0, "59 more questions would decide (eval.limit=25), if none of their answers changes either."),
         (20, 2, r"more questions would decide, with a .* at this rate; mini_mmlu has 864 more\."),
         (None, 9, r"more questions would decide, with a .* at this rate; mini_mmlu has no more\."),
+        (None, 11, r"margin is 1 point\. About 47,000,000 more questions would decide, with a .* has no more\."),
     ],
 )
 def test_undecided_says_what_would_decide(result, limit, lost, said) -> None:
