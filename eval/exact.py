@@ -366,9 +366,6 @@ def order(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
     Within a subject the order is random, and its j-th question comes at a random place of the j-th of equal sections;
     a beginning has at most one question more or less of a subject than its share. Larger numbers of questions of a
     subject keep nothing of the order of smaller ones.
-
-    Args:
-        sizes: number of questions of each subject.
     """
     places = []
     for subject, size in sizes.items():

@@ -77,15 +77,6 @@ def evaluate(
 ) -> EvalResult | PerplexityResult:
     """Ask the model all questions of the task, or let it read the task's texts.
 
-    Args:
-        session: the loaded engine, or anything else that scores.
-        tokenizer_dir: folder with the checkpoint's tokenizer.
-        spec: which questions to ask, and how.
-        progress: shows bars that count questions.
-        export_to: folder for the results in lm-eval's own form.
-        criteria: of the verdict that follows; says before the first question if there are too few questions for it.
-        labels: of the result.
-
     Raises:
         UserError: the questions or the tokenizer are missing or malformed, or the engine gave NaN.
         RuntimeError: something else that scores gave NaN.

@@ -82,10 +82,6 @@ QUESTION = "\n\nWhat is the pass key? The pass key is"
 def load_passkey(spec: EvalSpec, tokenizer: Any) -> dict[str, Any]:
     """Return lm-eval's `TaskDict`: one task per length, named by its tokens, with the answer's number to be equal.
 
-    Args:
-        spec: `max_length` is the longest prompt with its answer, `max_prompt` the longest prompt.
-        tokenizer: counts tokens.
-
     Raises:
         UserError: the engine takes too few tokens for any text, or worked examples were asked for.
     """

@@ -202,13 +202,7 @@ def axis(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
 
 
 def plain_log(axes: Axes, which: str, values: Sequence[float]) -> None:
-    """Make an axis logarithmic with plain numbers as ticks: 1, 2, 5, 10, ..., or 1, 10, 100 over more than two decades.
-
-    Args:
-        axes: the panel.
-        which: "x" or "y".
-        values: what will be drawn, above 0.
-    """
+    """Make an axis logarithmic with ticks at 1, 2, 5, 10, ..., or at 1, 10, 100 over more than two decades."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     getattr(axes, f"set_{which}scale")("log")
@@ -304,12 +298,6 @@ _SIDES = ((8, 0, "left"), (0, -13, "center"), (-8, 0, "right"), (0, 14, "center"
 def beside(axes: Axes, ends: Sequence[End], points: Sequence[tuple[float, float]], line: str) -> list[Box]:
     """Label the curves: at their ends where there is room, else in a column beside the axes.
 
-    Args:
-        axes: the axes, with their final limits.
-        ends: right end of each curve, its name and colour.
-        points: every marker, so that no name covers one.
-        line: colour of the thin line from the column to a curve.
-
     Returns:
         areas of the names inside the axes, in points of the figure.
     """
@@ -371,14 +359,7 @@ def apart(places: Sequence[float], step: float) -> list[float]:
 
 
 def place(axes: Axes, marks: Sequence[tuple[float, float, str]], colour: str, taken: Sequence[Box] = ()) -> None:
-    """Write a load beside each marker where there is room; labels that would overlap are omitted.
-
-    Args:
-        axes: the axes, with their final limits.
-        marks: x, y and text.
-        colour: colour of the text.
-        taken: areas already in use, in points of the figure.
-    """
+    """Write a load beside each marker where there is room; labels that would overlap are omitted."""
     points = [_at(axes, mark[:2]) for mark in marks]
     used = [*map(_around, points), *taken]
     for (x, y, text), at in zip(marks, points, strict=True):

@@ -298,14 +298,7 @@ class EvaluateByTrtllmServe(EvaluateServed):
 
 
 def server_of(settings: EvalSettings, identity: Mapping[str, Any], place: Path, progress: Progress) -> OpenAiServer:
-    """Return the client of the server that runs already, with what it answered before in a run that was stopped.
-
-    Args:
-        settings: the server's address, and how it is asked.
-        identity: of the stage; other questions have another file of answers.
-        place: beginning of that file's path.
-        progress: shows a note if there are answers.
-    """
+    """Return the client of the server that runs already, with what it answered before in a run that was stopped."""
     from eval.server import OpenAiServer, TritonGrpc
 
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]

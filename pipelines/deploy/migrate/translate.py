@@ -80,14 +80,7 @@ class Draft:
 
 
 def translate(old: OldDeployment, formats: Formats, version: str | None, draft: Draft | None = None) -> list[Word]:
-    """Return what becomes of every setting that says something.
-
-    Args:
-        old: the deployment.
-        formats: as judged.
-        version: of the TensorRT-LLM that will read the options; None is any.
-        draft: the draft model, if it is named.
-    """
+    """Return what becomes of every setting that says something."""
     stated = {(each.table, each.name): each for each in old.settings}
     words = [*formats.words, *_split(old), *map(_word, stated.values()), *_speculation(old, draft)]
     served = stated.get(("triton", "triton_max_batch_size"))
