@@ -6,14 +6,14 @@ import gzip
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any, TypeVar
 
 from eval.perplexity import PerplexityResult
 from pipelines.domain.errors import UserError
 from pipelines.report.data import ArtifactInput, ReportedArtifact
 from pipelines.store.manifest import MANIFEST, Manifests
-from pipelines.store.store import KEY_LENGTH, Store
+from pipelines.store.store import Store
 
 Result = TypeVar("Result")
 READ = "perplexity"
@@ -34,9 +34,9 @@ class ArtifactIndex:
         manifests = Manifests.read([folder for folder in folders if (folder / MANIFEST).exists()])
         if manifests.faults:
             raise UserError.of(manifests.faults)
-        newest_first = sorted(manifests.whole.values(), key=lambda manifest: str(manifest["created"]), reverse=True)
-        newest_first.sort(key=lambda manifest: STAGES.index(manifest["stage"]))
-        places = {_place(manifest, store.root): manifest for manifest in newest_first}
+        newest_first = sorted(manifests.whole.items(), key=lambda item: str(item[1]["created"]), reverse=True)
+        newest_first.sort(key=lambda item: STAGES.index(item[1]["stage"]))
+        places = {folder.relative_to(store.root).as_posix(): manifest for folder, manifest in newest_first}
         self._files: dict[str, Mapping[str, Any]] = {place: m["files"] for place, m in places.items()}
         by_digest: dict[str, list[str]] = {}
         for place, manifest in places.items():
@@ -94,16 +94,6 @@ class ArtifactIndex:
 
 def _again(artifact: ReportedArtifact) -> str:
     return f"Remove the folder {artifact.place} of the store and make it again: {artifact.repeat}"
-
-
-def _place(manifest: Mapping[str, Any], root: Path) -> str:
-    """Return the folder of an artifact below the store, as `Store.commit` names it."""
-    try:
-        return f"{manifest['stage']}/{manifest['label']}-{manifest['key'][:KEY_LENGTH]}"
-    except (KeyError, TypeError) as error:
-        raise UserError(
-            f"A {MANIFEST} under {root} lacks {error}.", todo="Remove that folder, or report from another store."
-        ) from None
 
 
 def _artifact(place: str, manifest: Mapping[str, Any], by_digest: Mapping[str, list[str]]) -> ReportedArtifact:
