@@ -12,6 +12,25 @@ from pipelines.domain.rotary import LAYER_TYPES, Rotary, check_rope
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention (MLA): the KV cache holds one compressed vector of a token for all heads.
+
+    Attributes:
+        query_rank: width that queries are compressed to.
+        kv_rank: width that keys and values are compressed to.
+        rope_dim: channels with rotary positions of a query head, and of the key that all heads share.
+        plain_dim: channels of a query or key head without positions.
+        value_dim: channels of a value head.
+    """
+
+    query_rank: int
+    kv_rank: int
+    rope_dim: int
+    plain_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """Sizes of a decoder-only language model, dense or a mixture of experts. Lengths are in tokens.
 
@@ -28,11 +47,19 @@ class ModelShape:
         gated_mlp: whether the MLP has a gate (three linears instead of two).
         num_experts: experts per layer; 1 is a dense model.
         num_experts_per_token: experts that one token goes through.
+        shared_size: width of the MLP that every token goes through beside a layer's experts; 0 is none.
+        dense_layers: layers of a mixture that have one MLP instead of experts.
+        dense_size: width of that MLP.
+        latent: widths of multi-head latent attention; None is attention with KV heads.
         sliding_window: tokens that windowed layers attend to; 0 is no window.
         global_every: every n-th layer attends to all tokens despite the window; 0 is none.
+        chunked: whether the window is a chunk that begins anew (Llama 4), and the KV cache keeps all tokens.
         windowed: which layers have the window, where neither all have it nor all but every n-th; else empty.
         norms_per_layer: RMS or layer norms, each with `hidden_size` weights.
         mxfp4: whether the model's folder has its experts in MXFP4.
+        published: folders of the Hugging Face Hub that hold the model, by format.
+        in_16_bit: what these have in 16 bit, by format: "attention"; "q_kv", all of attention but its output
+            projection; "blocks", activations on their way to experts, because scales are of blocks.
         name: for display; two models with different names may have the same shape.
         pruned_from: the model that this one was pruned from.
     """
@@ -50,11 +77,18 @@ class ModelShape:
     gated_mlp: bool = True
     num_experts: int = 1
     num_experts_per_token: int = 1
+    shared_size: int = 0
+    dense_layers: int = 0
+    dense_size: int = 0
+    latent: Latent | None = None
     sliding_window: int = 0
     global_every: int = 0
+    chunked: bool = False
     windowed: tuple[bool, ...] = ()
     norms_per_layer: int = 2
     mxfp4: bool = field(default=False, compare=False)
+    published: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    in_16_bit: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     name: str = field(default="", compare=False)
     pruned_from: ModelShape | None = field(default=None, compare=False, repr=False)
 
@@ -143,8 +177,8 @@ class ModelShape:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Attention window per layer, as a pattern repeated over the layers; empty without windows."""
-        if not self.sliding_window:
+        """Tokens that a layer's KV cache keeps, as a pattern repeated over the layers; empty where it keeps all."""
+        if not self.sliding_window or self.chunked:
             return ()
         if self.windowed:
             return tuple(self.sliding_window if each else self.max_position_embeddings for each in self.windowed)
@@ -175,14 +209,63 @@ class ModelShape:
         return replace(self, sliding_window=window, global_every=every, windowed=())
 
     @property
+    def output_params(self) -> int:
+        """Weights of the output projection of one layer's attention."""
+        width = self.latent.value_dim if self.latent else self.head_dim
+        return self.num_attention_heads * width * self.hidden_size
+
+    @property
     def attention_params(self) -> int:
-        """Weights of q, k, v and the output projection of one layer."""
-        return self.hidden_size * self.head_dim * 2 * (self.num_attention_heads + self.num_key_value_heads)
+        """Weights of q, k, v and the output projection of one layer. DeepSeek V3: 187,105,280."""
+        if (mla := self.latent) is None:
+            return self.hidden_size * self.head_dim * 2 * (self.num_attention_heads + self.num_key_value_heads)
+        queries = mla.query_rank * (self.hidden_size + self.num_attention_heads * (mla.plain_dim + mla.rope_dim))
+        keys = mla.kv_rank * self.num_attention_heads * (mla.plain_dim + mla.value_dim)
+        return queries + self.hidden_size * (mla.kv_rank + mla.rope_dim) + keys + self.output_params
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers that the KV cache of one layer holds of one token. DeepSeek V3: 512 + 64."""
+        if self.latent is not None:
+            return self.latent.kv_rank + self.latent.rope_dim
+        return 2 * self.num_key_value_heads * self.head_dim
 
     @property
     def expert_params(self) -> int:
         """Weights of the MLP of one layer; in a mixture of experts, of one expert."""
-        return (3 if self.gated_mlp else 2) * self.hidden_size * self.intermediate_size
+        return self._mlp_params(self.intermediate_size)
+
+    @property
+    def score_width(self) -> int:
+        """Channels of a query and of a value head together, which prompts are multiplied in."""
+        if (mla := self.latent) is None:
+            return 2 * self.head_dim
+        return mla.plain_dim + mla.rope_dim + mla.value_dim
+
+    @property
+    def latent_width(self) -> int:
+        """The same when decoding by latent vectors, which serve as key and as value of all heads; 0 without them."""
+        return 0 if self.latent is None else 2 * self.latent.kv_rank + self.latent.rope_dim
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers with experts; of a dense model all, whose MLP counts as the only expert."""
+        return self.num_hidden_layers - self.dense_layers
+
+    def _mlp_params(self, width: int) -> int:
+        return (3 if self.gated_mlp else 2) * self.hidden_size * width
+
+    @property
+    def routed_params(self) -> int:
+        """Weights of all experts of all layers, without those that every token goes through."""
+        return self.expert_layers * self.num_experts * self.expert_params
+
+    @property
+    def common_params(self) -> int:
+        """Weights of the linears that every token uses: attention, shared experts and the MLPs of dense layers."""
+        shared = self.expert_layers * self._mlp_params(self.shared_size)
+        dense = self.dense_layers * self._mlp_params(self.dense_size)
+        return self.num_hidden_layers * self.attention_params + shared + dense
 
     @property
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
@@ -201,27 +284,35 @@ class ModelShape:
     @property
     def linear_params(self) -> int:
         """Weights of all linears of all layers, with all experts: what quantization shrinks."""
-        return self.num_hidden_layers * (self.attention_params + self.num_experts * self.expert_params)
+        return self.common_params + self.routed_params
 
     @property
     def active_params(self) -> int:
         """Weights of the linears that one token uses."""
-        return self.num_hidden_layers * (self.attention_params + self.num_experts_per_token * self.expert_params)
+        return self.common_params + self.routed_params // self.num_experts * self.num_experts_per_token
 
     @property
     def head_params(self) -> int:
         """Weights of the output head."""
         return self.vocab_size * self.hidden_size
 
-    @property
-    def published_bits(self) -> float | None:
-        """Mean bits of the linears where the model is served as its folder holds it; None in 16 bit."""
-        experts = self.num_experts * self.expert_params
-        return (16 * self.attention_params + 4.25 * experts) / (self.attention_params + experts) if self.mxfp4 else None
+    def params_in_16_bit(self, form: str) -> int:
+        """Return how many weights of the linears a published folder in this format keeps in 16 bit."""
+        kept = "attention" if self.mxfp4 and form == "none" else self.in_16_bit.get(form, "")
+        output = self.output_params if kept == "q_kv" else 0
+        return self.num_hidden_layers * (self.attention_params - output) if kept in ("attention", "q_kv") else 0
+
+    def stored_bits(self, form: str, bits: float) -> tuple[float, float]:
+        """Return mean bits of the linears that every token uses, and bits of the experts, in a format of `bits`.
+
+        gpt-oss as published has experts in MXFP4, and no other linears.
+        """
+        share = self.params_in_16_bit(form) / self.common_params
+        return 16 * share + bits * (1 - share), MXFP4_BITS if self.mxfp4 and form == "none" else bits
 
     @property
     def num_params(self) -> int:
-        """All weights. Llama-3-8B: 8,030,261,248; Gemma-2B: 2,506,172,416; Mixtral 8x7B: 46,701,744,128.
+        """All weights. Llama-3-8B: 8,030,261,248; Gemma-2B: 2,506,172,416; DeepSeek V3: 670,919,848,960.
 
         The routers of a mixture are not counted.
         """
@@ -247,6 +338,8 @@ def implied_sizes(architecture: str) -> dict[str, Any]:
     }
 
 
+MXFP4_BITS = 4.25
+"""4 bits, and a scale of 8 bits for 32 weights."""
 PHI3_ROPE = ("default", "longrope", "su", "yarn")
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 _WHOLE_HEADS = (Architecture.LLAMA, Architecture.GEMMA2, Architecture.GEMMA3)
@@ -351,7 +444,8 @@ def _not_sized(config: Mapping[str, Any], source: str, architecture: str) -> Use
     return UserError(
         f"{source} names the architecture {shown(architecture or None)}, whose memory and speed are not modelled{why}.",
         allowed=f"Sized are {', '.join((*FAMILIES, *SIZED))}.",
-        todo="Size the fleet from a benchmark of it instead: make size sizing.measured=results.json "
+        todo="Where the table of models has it, name it (sizing.model=deepseek-r1, llama-4-maverick, ...). Or size the "
+        "fleet from a benchmark of it: make size sizing.measured=results.json "
         "sizing.peak_rate=..., or from the rate of one instance, sizing.rate=...",
     )
 

@@ -6,16 +6,15 @@ from dataclasses import replace
 from functools import cache
 
 from pipelines.domain.errors import UserError
-from pipelines.domain.families import BUILT, FAMILIES
-from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.families import FAMILIES
 from pipelines.domain.rotary import Rotary
-from pipelines.engines.registry import LLM_API, TENSORRT_LLM, EngineDescription, with_setting
 from pipelines.engines.tensorrt_llm.config import LIMITS_FOR_LOAD
 from pipelines.host.machine import Machine
 from pipelines.plan import serving_checks
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.user_inputs import UserInputs
 from pipelines.predict.performance.limits import ChosenLimits
+from pipelines.predict.performance.models import engine_of
 from pipelines.predict.performance.performance import Setup
 from pipelines.predict.performance.placement import Judge
 from pipelines.rules.rulebook import check, refused
@@ -32,7 +31,7 @@ def judge_of(settings: Settings, machine: Machine) -> Judge:
         return UserInputs(rotary=None if folder is None else Rotary.of(model_config(folder)))
 
     def judge(setup: Setup, limits: ChosenLimits | None) -> None:
-        plain = Deployment(settings, "serve", _engine(settings, setup.model), machine, inputs(), setup.model, limits)
+        plain = Deployment(settings, "serve", engine_of(settings, setup.model), machine, inputs(), setup.model, limits)
         candidate = plain.changed(_changes(settings, setup, limits)).tuned.limited
         if setup.model.architecture not in FAMILIES:  # no rule knows other families
             candidate = replace(candidate, shape=None)
@@ -41,15 +40,6 @@ def judge_of(settings: Settings, machine: Machine) -> Judge:
             raise UserError.of(faults)
 
     return judge
-
-
-def _engine(settings: Settings, model: ModelShape) -> EngineDescription:
-    """Return the engine that is named; else the LLM API for families that only it runs, and TensorRT-LLM 1.2."""
-    named = with_setting(settings.engine.name)
-    if named is not None and named.needs_gpu:
-        return named
-    only_there = model.architecture in FAMILIES and model.architecture not in BUILT
-    return LLM_API if only_there and "llm_api" in model.family.features else TENSORRT_LLM
 
 
 def _changes(settings: Settings, setup: Setup, limits: ChosenLimits | None) -> str:

@@ -171,7 +171,9 @@ RULES = (
     rule(
         name="mixtures-are-exported-in-fp8",
         needs=("shape",),
-        when=lambda d: bool(shape(d).family.experts) and not _is_gpt_oss(d) and d.qformat is not QFormat.FP8,
+        when=lambda d: (
+            bool(shape(d).family.experts) and not _is_gpt_oss(d) and d.qformat not in (QFormat.FP8, *shape(d).published)
+        ),
         failed="quant={d.qformat} of {d.shape.architecture} cannot be exported: of models with experts that"
         " Transformers 5 holds in one tensor, ModelOpt 0.47 exports FP8 only.",
         allowed="Supported here: {quants}.",

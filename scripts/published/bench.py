@@ -22,6 +22,8 @@ from scripts.published.cases import PublishedCase
 
 # Simulate loads as published benchmarks generated them, because the protocol affects the numbers.
 
+MOST_REQUESTS = 6000
+"""Requests of one batch that are simulated: from then on the rate hardly changes."""
 BLOCK = 32
 """Tokens of a KV block."""
 NIM_TOKEN_S = 8e-6
@@ -140,6 +142,23 @@ def closed_loop(case: PublishedCase, cost: IterationCost, delay: float, kv_token
     return _serve(protocol, load, cost, kv_tokens)
 
 
+def burst(case: PublishedCase, cost: IterationCost, slots: int, kv_tokens: int) -> float:
+    """Return the output tokens per second of a run at full load whose requests are all sent at once.
+
+    Pipeline stages and attention data parallel ranks take them in turn, and are alike. A run of few requests never
+    reaches the rate of an engine that always has work: its last wave does not fill the batch.
+    """
+    setup = case.setup
+    count = min(-(-case.requests // setup.lanes), MOST_REQUESTS)
+    blocks = max(kv_tokens, case.isl + case.osl + BLOCK) // BLOCK
+    engine = SchedulerLimits(
+        "inflight_chunked", slots=slots, max_num_tokens=int(MAX_NUM_TOKENS), admission=setup.runs_on.admission,
+        kv_blocks=blocks, tokens_per_block=BLOCK, ahead=setup.runs_on.ahead,
+    )  # fmt: skip
+    load = OfferedLoad(np.full(count, case.isl), np.full(count, case.osl), arrival=np.zeros(count))
+    return count * case.osl / simulate(engine, load, cost).end * setup.lanes * case.instances
+
+
 def trace(case: PublishedCase, cost: IterationCost, kv_tokens: int) -> LoopResult:
     """Replay the requests of a trace; several instances take them in turn, and are alike."""
     arrival, isl, osl = (column[:: case.instances] for column in traced(case.setup.model.name))
@@ -228,7 +247,16 @@ class StackedCases:
         self.served: dict[Any, LoopResult] = {}
         self.within: dict[Any, tuple[float, float]] = {}
         setups = [case.setup for case in cases]
-        items = [facts(s.model, s.gpu, s.qformat, s.kv_format, tp=s.tp, pp=s.pp, sparse=s.sparse) for s in setups]
+        items = [
+            facts(
+                *(s.model, s.gpu, s.qformat, s.kv_format),
+                tp=s.tp,
+                pp=s.pp,
+                sparse=s.sparse,
+                attention_dp=s.attention_dp,
+            )
+            for s in setups
+        ]
         columns = {each.name: np.array([getattr(item, each.name) for item in items], float) for each in fields(Facts)}
         self.facts = Facts(**columns)
         # the labels of the setup, and whether a server was involved
@@ -243,6 +271,7 @@ class StackedCases:
             np.array([getattr(case, name) for case in cases], float)
             for name in ("isl", "osl", "batch", "instances", "gpus")
         )
+        self.lanes = np.array([setup.lanes for setup in setups], float)
         self.mode = np.array([case.mode for case in cases])
         self.metric = np.array([case.metric for case in cases])
 
@@ -250,12 +279,18 @@ class StackedCases:
         """Return the log of each case's metric in its unit, float64[cases], for parameters with one value per case."""
         cost = iteration_cost(self.facts, values)
         slots = self.slots(values)
-        rate = full_load_rate(cost, self.isl, self.osl, slots, MAX_NUM_TOKENS) * self.instances
+        rate = full_load_rate(cost, self.isl, self.osl, slots, MAX_NUM_TOKENS) * self.lanes * self.instances
         full = self._of_metric(output_tok_s=rate, output_tok_s_per_gpu=rate / self.gpus, requests_s=rate / self.osl)
         predicted = np.where(self.mode == "static_batch", self._static(cost), full)
         for index, case in enumerate(self.cases):
             if case.mode in ("mlperf_server", "mlperf_interactive"):
                 predicted[index] = self._mlperf(index, cost, slots)
+        for index, case in enumerate(self.cases):
+            if case.requests and case.mode == "inflight_maxload":
+                kv_tokens = int(self.kv_tokens[index] * values["kv_share"][index])
+                one = burst(case, one_of(cost, index), int(values["slots"][index]), kv_tokens)
+                of_metric = {"output_tok_s": 1, "output_tok_s_per_gpu": case.gpus, "requests_s": case.osl}
+                predicted[index] = one / of_metric[case.metric]
         self._simulated(cost, values, predicted)
         return np.log(predicted)
 

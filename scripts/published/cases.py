@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -49,6 +50,10 @@ INFERENCE_MAX = "InferenceM"
 """Part of the notes of rows that InferenceMAX measured."""
 
 
+ATTENTION_DP, EIGHT_BIT_KV = "attention data parallel", "8-bit KV cache"
+"""Parts of the notes of rows whose ranks have the whole attention, and whose KV cache does not follow the weights."""
+
+
 @dataclass(frozen=True, slots=True)
 class PublishedCase:
     """One row that can be predicted.
@@ -64,6 +69,7 @@ class PublishedCase:
         osl: output tokens.
         users: requests kept in flight; 0 unless it is a closed loop.
         batch: requests of a static batch; 0 otherwise.
+        requests: requests of a run at full load that were all sent at once, where that is known; else 0.
         source: origin of the row.
         note: remark on the row.
     """
@@ -78,6 +84,7 @@ class PublishedCase:
     osl: int
     users: int
     batch: int
+    requests: int
     source: str
     note: str
 
@@ -121,6 +128,9 @@ def case_of(row: Mapping[str, str]) -> PublishedCase:
     tp = _number(row, "tp", 0)
     small_kv = INFERENCE_MAX in row["note"]
     setup = _setup(row["model"], row["gpu"], row["precision"].lower(), row["framework"], tp, gpus, small_kv)
+    if EIGHT_BIT_KV in row["note"]:
+        setup = replace(setup, kv_format=KvFormat.FP8)
+    setup = replace(setup, attention_dp=ATTENTION_DP in row["note"])
     return PublishedCase(
         setup=setup,
         instances=max(1, gpus // setup.gpus),
@@ -132,6 +142,7 @@ def case_of(row: Mapping[str, str]) -> PublishedCase:
         osl=_number(row, "osl", mean_osl),
         users=_number(row, "concurrency", None if mode == "closed_loop_concurrency" else 0),
         batch=_number(row, "batch_size", None if mode == "static_batch" else 0),
+        requests=int(sent[1]) if (sent := re.search(r"\b(\d+) requests$", row["note"])) else 0,
         source=row["source"],
         note=row["note"],
     )

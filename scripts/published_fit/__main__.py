@@ -129,6 +129,7 @@ def main() -> None:
         "transfer": scores,
         "ablations": of_terms,
         "of_an_earlier_fit": [name for name in ("transfer", "ablations") if name not in options.more],
+        "mixtures": before.get("mixtures", {}),
         "neighbours": taught(rows, neighbours, errors, scale),
     }
     write_json(FILE, document, sort_keys=False)
@@ -193,6 +194,12 @@ def of_80(errors: Any) -> float:
 def parameters_of(design: Design, fitted: Fitted) -> dict[str, Any]:
     """Return shared values with 90 % intervals (from the covariance of the fit) and offsets."""
     parameters, before = design.parameters(fitted.theta), Parameters.load().shared
+    # fitted on their own afterwards (mixtures.py), to rows that are not in this design
+    fitted_here = {label for _, label in design.columns}
+    of_mixtures = {
+        name: {label: value for label, value in offsets.items() if label not in fitted_here}
+        for name, offsets in Parameters.load().offsets.items()
+    }
     same = {
         name: value for name, value in before.items() if math.isclose(value, parameters.shared[name], rel_tol=1e-12)
     }
@@ -205,7 +212,8 @@ def parameters_of(design: Design, fitted: Fitted) -> dict[str, Any]:
             "high": min(BOUNDS[name][1], parameters.shared[name] * float(np.exp(width[name, ""]))),
             "about": prior.about,
             "offsets": {
-                label: round(value, 4) for label, value in parameters.offsets[name].items() if abs(value) > 5e-4
+                **of_mixtures.get(name, {}),
+                **{label: round(value, 4) for label, value in parameters.offsets[name].items() if abs(value) > 5e-4},
             },
         }
         for name, prior in PRIORS.items()

@@ -37,16 +37,21 @@ PRIORS = {
             "version": 0.15,
             "kind": 0.3,
             "offline": 0.1,
+            "mixture": 0.3,
+            "mxfp4": 0.3,
         },
         "of peak FLOP/s, linears",
     ),
     "e_m": Prior(
-        0.8, 0.1, {"engine": 0.08, "family": 0.1, "gpu": 0.08, "form": 0.1, "kind": 0.1}, "of memory bandwidth, weights"
+        0.8,
+        0.1,
+        {"engine": 0.08, "family": 0.1, "gpu": 0.08, "form": 0.1, "kind": 0.1, "mixture": 0.1},
+        "of memory bandwidth, weights",
     ),
     "e_a": Prior(
         0.4,
         0.5,
-        {"engine": 0.3, "family": 0.3, "arch": 0.3, "version": 0.15, "offline": 0.2},
+        {"engine": 0.3, "family": 0.3, "arch": 0.3, "version": 0.15, "offline": 0.2, "heads": 0.4},
         "of peak 16-bit FLOP/s, attention of prompts",
     ),
     "e_k": Prior(
@@ -69,7 +74,10 @@ PRIORS = {
     "knee": Prior(3.0, 0.2, {}, "p of the smooth maximum of compute and memory"),
     "t0": Prior(0.001, 1.0, {"engine": 0.6, "family": 0.7, "version": 0.3, "offline": 0.6}, "seconds per iteration"),
     "t_layer": Prior(
-        3.5e-05, 0.7, {"engine": 0.4, "family": 0.5, "version": 0.2, "offline": 0.3}, "seconds per layer and iteration"
+        3.5e-05,
+        0.7,
+        {"engine": 0.4, "family": 0.5, "version": 0.2, "offline": 0.3, "mixture": 0.5},
+        "seconds per layer and iteration",
     ),
     "t_seq": Prior(
         1.5e-05,
@@ -88,9 +96,20 @@ PRIORS = {
     "slots": Prior(1024.0, 0.5, {"family": 0.5, "version": 0.3}, "requests together at most, at full load"),
     "overhead_s": Prior(0.008, 1.0, {"family": 1.0}, "seconds of network and tokenizer in TTFT"),
     "client_delay": Prior(0.008, 1.0, {"family": 1.0}, "seconds from a response to the user's next request"),
+    "c_expert": Prior(
+        0.01, 1e-6, {"mixture": 0.7}, "times the activations of a token's experts are read or written; see mixtures.py"
+    ),
+    "tile": Prior(
+        1.0, 1e-6, {"mixture": 0.5}, "rows of a tile, which the tokens of an expert fill up in part; see mixtures.py"
+    ),
 }
 """Priors: the ranges that fits of published data gave, within what physics allows."""
 EXPECTED = {
+    ("c_expert", "mixture=trtllm-torch"): (math.log(200.0), 0.7),
+    ("tile", "mixture=trtllm-torch"): (math.log(64.0), 0.5),
+    ("t_layer", "mixture=trtllm-torch"): (math.log(1.3), 0.5),
+    ("e_l", "link=experts over nvlink"): (math.log(0.6), 0.5),
+    ("e_l", "link=experts over pcie"): (math.log(0.7), 0.5),
     ("e_k", "kv8=vllm hopper"): (-math.log(2.0), 0.2),
     ("e_c", "family=nim"): (-0.08, 0.06),
     ("t_seq", "family=nim"): (math.log(7.0), 0.3),
@@ -98,6 +117,9 @@ EXPECTED = {
     ("client_delay", "family=nim"): (math.log(0.25), 0.3),
 }
 """Priors of offsets (logarithm: mean, standard deviation) that differ from 0 with the spread of their level.
+
+Mixtures: an expert's activations are read and written about twice, its tokens fill tiles of 64 rows, routing adds a
+third to the host's time of a layer, and collectives of unequal parts use 60 to 70 % of a link.
 
 On Hopper, vLLM reads an 8-bit KV cache in the time of a 16-bit one: of a pool of twice the tokens (rows near its
 end show that), ITL is met better with half the efficiency than without, on H100, H200 and B200 (mean error 6.5, 3.1 and

@@ -20,7 +20,7 @@ from pipelines.domain.formats import UNIFORM, KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.variant import Variant
 from pipelines.engines.config import HardwareSettings
-from pipelines.engines.registry import TENSORRT_LLM, with_setting
+from pipelines.engines.registry import with_setting
 from pipelines.engines.tuning import tuned
 from pipelines.host.files import write_json
 from pipelines.predict.config import fit_files
@@ -30,6 +30,7 @@ from pipelines.predict.performance.gpus import GpuSpec, ranks
 from pipelines.predict.performance.limits import ChosenLimits, known_lengths
 from pipelines.predict.performance.measured import Measured
 from pipelines.predict.performance.modelled import ModelledDeployment
+from pipelines.predict.performance.models import engine_of
 from pipelines.predict.performance.performance import Costed, PerformanceModel, Provenance, Setup
 from pipelines.predict.performance.placement import EngineTerms, place
 from pipelines.settings.root import Settings
@@ -291,7 +292,9 @@ def gpu_model(
             f"{model.name} in {setup.qformat} leaves no KV cache on {gpu.name} (modelled).",
             todo=f"`make plan hardware={gpu.name} ...` shows what would fit.",
         )
-    deployment = ModelledDeployment(placed.engine, costed.cost, costed.overhead_s, costed.client_gap_s, lanes=setup.pp)
+    deployment = ModelledDeployment(
+        placed.engine, costed.cost, costed.overhead_s, costed.client_gap_s, lanes=setup.lanes
+    )
     return PredictedDeployment(deployment, costed.provenance, costed.why, costed.spread, placed.limits)
 
 
@@ -299,8 +302,8 @@ def gpu_model(
 
 
 def tuned_for(settings: Settings, model: ModelShape, hardware: HardwareSettings) -> Settings:
-    """Return the settings with the advice for their engine; engine=auto is TensorRT-LLM on a GPU."""
-    return tuned(settings, with_setting(settings.engine.name) or TENSORRT_LLM, model, hardware)
+    """Return the settings with the advice for their engine; engine=auto is the one that runs the model on a GPU."""
+    return tuned(settings, with_setting(settings.engine.name) or engine_of(settings, model), model, hardware)
 
 
 def tuned_kv_formats(settings: Settings, model: ModelShape, hardware: HardwareSettings) -> dict[QFormat, KvFormat]:

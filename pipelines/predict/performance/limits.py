@@ -13,6 +13,7 @@ from pipelines.loadgen.config import WorkloadSettings
 from pipelines.loadgen.plan import mixed_sampler
 from pipelines.loadgen.trace import read_trace
 from pipelines.predict.performance.memory import EngineSizes
+from pipelines.predict.performance.models import engine_of, has_attention_dp
 from pipelines.settings.root import Settings
 
 
@@ -136,7 +137,7 @@ def sampled_lengths(workload: WorkloadSettings, count: int, random: Random, user
 
 def engine_sizes(settings: Settings, shape: ModelShape) -> EngineSizes:
     """Return the sizes that determine an engine's memory, from the settings."""
-    build, triton = settings.build, settings.triton
+    build, triton, engine = settings.build, settings.triton, engine_of(settings, shape)
     return EngineSizes(
         shape=shape,
         qformat=settings.quant.qformat,
@@ -155,7 +156,10 @@ def engine_sizes(settings: Settings, shape: ModelShape) -> EngineSizes:
         gpu_weights_percent=triton.gpu_weights_percent if build.weight_streaming else 1.0,
         kv_fraction=triton.kv_cache_free_gpu_mem_fraction,
         max_kv_tokens=triton.max_tokens_in_paged_kv_cache,
-        windows=tuple(triton.max_attention_window_size or shape.windows),
+        attention_dp=has_attention_dp(settings, shape),
+        # the PyTorch backend's KV cache keeps all tokens unless it is told a window
+        # (`max_attention_window_vec` in tensorrt_llm/_torch/pyexecutor/resource_manager.py)
+        windows=tuple(triton.max_attention_window_size or (shape.windows if engine.writes_engine else ())),
     )
 
 

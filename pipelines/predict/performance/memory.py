@@ -65,6 +65,8 @@ class EngineSizes:
         group_size: input channels asked to share a scale; formats without a choice take their own.
         mean_bits: of a weight in a mix of formats, with scales; None for a single format.
         tp_size: tensor parallel ranks.
+        attention_dp: whether each of these ranks has the whole attention, for requests of its own, and shares only the
+            experts with the others.
         pp_size: pipeline parallel ranks.
         max_batch_size: requests scheduled together.
         max_beam_width: beams per request.
@@ -88,6 +90,7 @@ class EngineSizes:
     group_size: int = USUAL_GROUP
     mean_bits: float | None = None
     tp_size: int = 1
+    attention_dp: bool = False
     pp_size: int = 1
     max_batch_size: int = 2048
     max_beam_width: int = 1
@@ -104,10 +107,20 @@ class EngineSizes:
     encoder: VisionShape | None = None
 
     @property
-    def linear_bits(self) -> float:
-        """Bits per weight of the layers' linears, with scales."""
-        published = self.shape.published_bits if self.qformat is QFormat.NONE else None
-        return self.mean_bits or published or FORMATS[self.qformat].bits_in_groups(self.group_size)
+    def stored_bits(self) -> tuple[float, float]:
+        """Bits per weight, with scales, of the linears that every token uses, and of the experts."""
+        bits = self.mean_bits or FORMATS[self.qformat].bits_in_groups(self.group_size)
+        return self.shape.stored_bits(self.qformat, bits)
+
+    @property
+    def attention_tp(self) -> int:
+        """Ranks between which attention is split: 1 with attention data parallelism, where each has all of it."""
+        return 1 if self.attention_dp else self.tp_size
+
+    @property
+    def lanes(self) -> int:
+        """Batches that are in progress at the same time: one per pipeline stage and attention data parallel rank."""
+        return self.pp_size * (self.tp_size // self.attention_tp)
 
     @property
     def layers(self) -> int:
@@ -117,12 +130,16 @@ class EngineSizes:
     @property
     def kv_heads(self) -> int:
         """KV heads of one rank; with fewer heads than TP ranks they are duplicated."""
-        return max(1, self.shape.num_key_value_heads // self.tp_size)
+        return max(1, self.shape.num_key_value_heads // self.attention_tp)
 
     @property
     def kv_layer_bytes(self) -> float:
-        """KV bytes of one token in one layer on one rank: 2 (K, V) x heads x head_dim x bytes."""
-        return 2 * self.kv_heads * self.shape.head_dim * (2 if self.kv_format is KvFormat.AUTO else 1)
+        """KV bytes of one token in one layer on one rank: 2 (K, V) x heads x head_dim x bytes.
+
+        A latent vector serves all heads, so that each rank has the whole of it. DeepSeek V3 at 16 bit: 576 x 2.
+        """
+        width = self.shape.kv_width if self.shape.latent else 2 * self.kv_heads * self.shape.head_dim
+        return width * (2 if self.kv_format is KvFormat.AUTO else 1)
 
     @property
     def kv_token_bytes(self) -> float:
@@ -209,24 +226,35 @@ def rank_weight_bytes(sizes: EngineSizes) -> float:
     rows; each pipeline stage has its own layers, the first the embedding and the last the head. Llama-3-8B at 16 bit,
     TP 4, embedding not split, 1,048,576 positions: 5,340,405,760 bytes, exactly what trtllm-build 0.12 logs.
     """
-    shape, tp = sizes.shape, sizes.tp_size
-    linears = sum(  # the merged q, k and v keep whole KV heads
-        _rank_qkv(sizes) * width if name == "attention.qkv" else out * width / tp
-        for name, (out, width) in shape.linear_shapes.items()
-    )
+    shape, split = sizes.shape, sizes.attention_tp
+    common, expert = sizes.stored_bits
     norms = shape.hidden_size * shape.norms_per_layer
     table = 2 * shape.vocab_size * shape.hidden_size
-    embedding, head = table / (tp if sizes.parallel_embedding else 1), table / tp
+    embedding, head = table / (split if sizes.parallel_embedding else 1), table / split
     held = (embedding,) if shape.tie_word_embeddings else (embedding, head)
     ends = max(embedding, head) if sizes.pp_size > 1 else sum(held)
-    rope = ROPE_ENTRY_BYTES * shape.max_position_embeddings * shape.head_dim
-    layer = linears * sizes.linear_bits / 8 + 2 * norms
-    return sizes.layers * layer + ends + 2 * shape.hidden_size + rope
+    rotary = shape.latent.rope_dim if shape.latent else shape.head_dim
+    rope = ROPE_ENTRY_BYTES * shape.max_position_embeddings * rotary
+    # the stages of a pipeline have as many layers with experts as their share is, and the fullest one more than that
+    mixed = min(sizes.layers, -(-shape.expert_layers // sizes.pp_size))
+    others = (shape.common_params - shape.num_hidden_layers * shape.attention_params) / split / shape.num_hidden_layers
+    experts = mixed * shape.num_experts * shape.expert_params / sizes.tp_size
+    linears = sizes.layers * (_rank_attention(sizes) + others) * common + experts * expert
+    return linears / 8 + 2 * sizes.layers * norms + ends + 2 * shape.hidden_size + rope
+
+
+def _rank_attention(sizes: EngineSizes) -> float:
+    """Weights of one layer's attention on a rank: whole KV heads, and whole projections to latent vectors."""
+    shape, split = sizes.shape, sizes.attention_tp
+    if (mla := shape.latent) is None:
+        return _rank_qkv(sizes) * shape.hidden_size + shape.output_params / split
+    down = shape.hidden_size * (mla.query_rank + mla.kv_rank + mla.rope_dim)
+    return down + (shape.attention_params - down) / split
 
 
 def _rank_qkv(sizes: EngineSizes) -> float:
     shape = sizes.shape
-    return (shape.num_attention_heads / sizes.tp_size + 2 * sizes.kv_heads) * shape.head_dim
+    return (shape.num_attention_heads / sizes.attention_tp + 2 * sizes.kv_heads) * shape.head_dim
 
 
 def activation_bytes(sizes: EngineSizes) -> float:
@@ -237,8 +265,10 @@ def activation_bytes(sizes: EngineSizes) -> float:
     exist for one token per sequence, or for every token with gather_context_logits.
     """
     shape, tokens = sizes.shape, sizes.max_num_tokens
-    inner = shape.intermediate_size * shape.num_experts_per_token  # of the experts that a token passes through
-    outputs = 4 * shape.hidden_size + 2 * inner / sizes.tp_size + _rank_qkv(sizes)
+    # of the experts that a token passes through; with attention data parallel ranks, all of their tokens may meet here
+    inner = shape.intermediate_size * shape.num_experts_per_token / (1 if sizes.attention_dp else sizes.tp_size)
+    inner = max(inner + shape.shared_size / sizes.attention_tp, shape.dense_size / sizes.attention_tp)
+    outputs = 4 * shape.hidden_size + 2 * inner + _rank_qkv(sizes)
     layer = LAYER_FACTOR * tokens * 2 * outputs
     sequences = sizes.max_batch_size * sizes.max_beam_width
     rows = tokens if sizes.gather_context_logits else min(tokens, sequences)
@@ -283,9 +313,9 @@ class Concurrency:
 
 def concurrency(sizes: EngineSizes, memory: DeviceMemory, tokens: int) -> Concurrency:
     """Return how many requests of this many tokens (prompt + output) run together without any being paused."""
-    by_memory = int(memory.kv_pool / sizes.kv_request_bytes(tokens))
-    # every pipeline stage works on a different batch of max_batch_size requests
-    by_batch = sizes.max_batch_size * sizes.pp_size
+    by_memory = int(memory.kv_pool / sizes.kv_request_bytes(tokens)) * (sizes.tp_size // sizes.attention_tp)
+    # every pipeline stage, and attention data parallel rank, works on a different batch of max_batch_size requests
+    by_batch = sizes.max_batch_size * sizes.lanes
     return Concurrency(by_batch, "max_batch_size") if by_batch <= by_memory else Concurrency(by_memory, "KV cache")
 
 
@@ -293,7 +323,8 @@ def kv_blocks(sizes: EngineSizes, memory: DeviceMemory, tokens: int) -> int:
     """Return the KV blocks of one batch for a simulator in which a request keeps the blocks of all its tokens.
 
     With attention windows a request keeps fewer, so the pool counts as larger, by that ratio for requests this long.
-    Each pipeline stage works on a different batch, and the batches share the pool.
+    Each pipeline stage works on a different batch, and the batches share the pool; an attention data parallel rank has
+    a pool of its own.
     """
     each = -(-tokens // sizes.tokens_per_block)
     return int(memory.kv_pool / sizes.kv_request_bytes(tokens) * each) // sizes.pp_size

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import UserError, did_you_mean
-from pipelines.domain.families import FAMILIES
-from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.families import BUILT, FAMILIES
+from pipelines.domain.model_shape import Latent, ModelShape
+from pipelines.engines.registry import LLM_API, TENSORRT_LLM, EngineDescription, with_setting
 from pipelines.settings.root import Settings
 from pipelines.store.sources import model_config
 
@@ -20,7 +21,9 @@ MODELS = Path(__file__).parent / "models.csv"
 
 SAME_SHAPE = {
     "llama-3.3-70b": "llama-3.1-70b", "mistral-7b": "mistral-7b-v0.3", "mistral-7b-v0.2": "mistral-7b-v0.3",
-    "qwen3-30b-a3b-2507": "qwen3-30b-a3b",
+    "qwen3-30b-a3b-2507": "qwen3-30b-a3b", "qwen3-235b-a22b-2507": "qwen3-235b-a22b", "deepseek-r1-0528": "deepseek-r1",
+    "deepseek-v3-0324": "deepseek-v3", "llama-4-scout-17b-16e": "llama-4-scout",
+    "llama-4-maverick-17b-128e": "llama-4-maverick",
 }  # fmt: skip
 """Names of models with the dimensions of another row (TensorRT-LLM's benchmarks do not use a sliding window)."""
 DECORATION = re.compile(r"-(instruct|chat|it|hf|base)(?=-|$)")
@@ -46,6 +49,23 @@ def known_model(settings: Settings) -> ModelShape:
         todo="Name a model of pipelines/predict/performance/models.csv (sizing.model=llama-3.1-8b), or one of "
         "conf/model, or give model.path.",
     )
+
+
+def engine_of(settings: Settings, model: ModelShape) -> EngineDescription:
+    """Return the engine to size: the one that is named, the LLM API for what only it runs, else TensorRT-LLM 1.2."""
+    named = with_setting(settings.engine.name)
+    if named is not None and named.needs_gpu:
+        return named
+    if model.architecture not in FAMILIES:
+        return LLM_API if model.published else TENSORRT_LLM
+    return LLM_API if model.architecture not in BUILT and "llm_api" in model.family.features else TENSORRT_LLM
+
+
+def has_attention_dp(settings: Settings, model: ModelShape) -> bool:
+    """Return whether the LLM API is asked to serve a mixture with attention data parallelism."""
+    options = {**settings.llm_api.of_file, **settings.llm_api.extra}
+    asked = options.get("enable_attention_dp") is True and model.num_experts > 1
+    return asked and engine_of(settings, model) is LLM_API
 
 
 def model_named(text: str) -> ModelShape:
@@ -87,7 +107,11 @@ def _shape(row: Mapping[str, str]) -> ModelShape:
         "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
         "intermediate_size", "vocab_size", "max_position_embeddings",
     )  # fmt: skip
-    defaults = {"num_experts": 1, "num_experts_per_token": 1, "sliding_window": 0, "global_every": 0}
+    defaults = {
+        "num_experts": 1, "num_experts_per_token": 1, "shared_size": 0, "dense_layers": 0, "dense_size": 0,
+        "sliding_window": 0, "global_every": 0,
+    }  # fmt: skip
+    folders = [folder.split(":") for folder in row["published"].split()]
     numbers: dict[str, Any] = {size: int(row[size]) for size in sizes}
     numbers |= {name: int(row[name] or default) for name, default in defaults.items()}
     return ModelShape(
@@ -95,6 +119,11 @@ def _shape(row: Mapping[str, str]) -> ModelShape:
         **numbers,
         tie_word_embeddings=row["tie_word_embeddings"] == "True",
         gated_mlp=row["gated_mlp"] == "True",
+        chunked=row["chunked"] == "True",
+        latent=Latent(*map(int, row["latent"].split())) if row["latent"] else None,
         norms_per_layer=4 if row["norm"].startswith("rms4") else 2,
+        mxfp4=row["mxfp4"] == "True",
+        published={form: folder for form, folder, *_ in folders},
+        in_16_bit={form: kept[0] for form, _, *kept in folders if kept},
         name=row["model"],
     )

@@ -17,7 +17,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.gpus import GpuSpec
 from pipelines.predict.performance.limits import engine_sizes
 from pipelines.predict.performance.memory import USUAL_GROUP, EngineSizes, rank_weight_bytes
-from pipelines.predict.performance.physics import Parameters, facts, iteration_cost
+from pipelines.predict.performance.physics import Parameters, expert_activation, facts, iteration_cost
 from pipelines.predict.simulator.interface import Admission
 from pipelines.predict.simulator.run import IterationCost
 from pipelines.settings.root import Settings
@@ -89,9 +89,10 @@ def framework_named(text: str) -> Framework:
 Provenance = Literal["fitted", "transferred", "datasheet"]
 WIDER: dict[Provenance, float] = {"fitted": 1.0, "transferred": 1.5, "datasheet": 2.5}
 """Factor that widens an interval when there are no residuals to derive it from."""
-MIXTURE_SPREAD = 0.2
-"""Standard deviation of log(predicted / measured) throughput of mixtures with families that were fitted to dense models
-alone, from the full loads in scripts/published/data/kept_apart.csv (29, in no fit)."""
+MIXTURES_OF = "trtllm-torch"
+"""The family whose mixtures have parameters of their own, fitted by scripts/published_fit/mixtures.py."""
+NARROW = 64
+"""Width of a head at which attention takes as many exponentials for half the products of the usual 128."""
 LEAST_CONFIGURATIONS = 3
 """A GPU on which a family was measured with fewer counts as transferred: one configuration cannot tell what is due to
 the GPU from what is due to itself, and its neighbours were off as much as unseen ones."""
@@ -116,6 +117,8 @@ class Setup:
         sparse: whether the weights are 2:4-sparse, and the engine may use kernels for that.
         tp: tensor parallel ranks.
         pp: pipeline parallel ranks.
+        attention_dp: whether each of the `tp` ranks has the whole attention and requests of its own, and a part of the
+            experts (attention data parallel, experts parallel).
         framework: framework that serves it, with its version.
         group_size: input channels asked to share a scale; formats without a choice take their own.
         gpu_weights_percent: share of the weights that stays on the GPU (Triton's name, although it is a fraction).
@@ -128,6 +131,7 @@ class Setup:
     sparse: bool = False
     tp: int = 1
     pp: int = 1
+    attention_dp: bool = False
     framework: str = "TensorRT-LLM 1.2"
     group_size: int = USUAL_GROUP
     gpu_weights_percent: float = 1.0
@@ -148,6 +152,7 @@ class Setup:
             sparse=settings.sparsity.method != "none" and build.weight_sparsity,
             tp=sizes.tp_size,
             pp=sizes.pp_size,
+            attention_dp=sizes.attention_dp,
             group_size=sizes.group_size,
             gpu_weights_percent=sizes.gpu_weights_percent,
         )
@@ -179,14 +184,29 @@ class Setup:
             f"arch={gpu.family}",
             f"form={FORMATS[self.qformat].activation}",
             self.kind,
-            f"link={gpu.link(self.tp)[0]}",
+            f"link={'experts over ' if self.attention_dp else ''}{gpu.link(self.tp)[0]}",
+            *self._mixture_labels(framework),
             *([] if self.kv_format is KvFormat.AUTO else [f"kv8={framework.family} {gpu.family}"]),
         )
+
+    def _mixture_labels(self, framework: Framework) -> tuple[str, ...]:
+        """Levels of a mixture where only TensorRT-LLM's PyTorch backend was fitted to mixtures other than Mixtral."""
+        if self.model.num_experts <= 1 or framework.family != MIXTURES_OF:
+            return ()
+        as_published = self.model.mxfp4 and self.qformat is QFormat.NONE
+        own = f"mxfp4={expert_activation(self.model, self.gpu, self.qformat)}"
+        narrow = self.model.latent is None and self.model.head_dim <= NARROW
+        return (f"mixture={MIXTURES_OF}", *([own] if as_published else []), *(["heads=narrow"] if narrow else []))
 
     @property
     def gpus(self) -> int:
         """GPUs of one instance."""
         return self.tp * self.pp
+
+    @property
+    def lanes(self) -> int:
+        """Batches that are in progress at the same time."""
+        return self.sizes().lanes
 
     @property
     def weight_bytes(self) -> float:
@@ -204,6 +224,7 @@ class Setup:
             qformat=self.qformat,
             kv_format=self.kv_format,
             tp_size=self.tp,
+            attention_dp=self.attention_dp,
             pp_size=self.pp,
             group_size=self.group_size,
             gpu_weights_percent=self.gpu_weights_percent,
@@ -256,11 +277,12 @@ class PerformanceModel:
         of_model = facts(
             setup.model, setup.gpu, setup.qformat, setup.kv_format, tp=setup.tp, pp=setup.pp,
             sparse=setup.sparse_kernels, group_size=setup.group_size, streamed=streamed,
+            attention_dp=setup.attention_dp,
         )  # fmt: skip
         provenance, why = self.provenance(setup)
         spread = self.spread(provenance, setup.runs_on.family)
-        if not self._knows_kind(setup):
-            spread["throughput"] = max(spread["throughput"], MIXTURE_SPREAD)
+        if setup.model.num_experts > 1 and not self.parameters.knows(f"{setup.kind}+family={setup.runs_on.family}"):
+            spread["throughput"] = max(spread["throughput"], self.mixtures["spread"])
         return Costed(
             cost=iteration_cost(of_model, values),
             overhead_s=values["overhead_s"],
@@ -270,9 +292,23 @@ class PerformanceModel:
             spread=spread,
         )
 
-    def _knows_kind(self, setup: Setup) -> bool:
-        """Return whether the model is dense, or its framework family was measured with mixtures of experts."""
-        return setup.model.num_experts <= 1 or self.parameters.knows(f"{setup.kind}+family={setup.runs_on.family}")
+    @property
+    def mixtures(self) -> Mapping[str, Any]:
+        """What the fit of mixtures rests on: the GPUs of each model, and the spread of models that were left out."""
+        known: Mapping[str, Any] = self.parameters.document.get("mixtures", {"models": {}, "spread": 0.0})
+        return known
+
+    def _not_measured(self, setup: Setup) -> str:
+        """Say what of a mixture was not measured with its framework family; "" if all was, and of a dense model."""
+        family = setup.runs_on.family
+        if setup.model.num_experts <= 1 or self.parameters.knows(f"{setup.kind}+family={family}"):
+            return ""
+        if family != MIXTURES_OF:
+            return "without mixtures of experts"
+        if setup.tp > 1 and not setup.attention_dp:
+            return "of mixtures of experts only on one GPU, or with attention data parallel ranks"
+        measured = self.mixtures["models"].get(setup.model.name, ())
+        return "" if setup.gpu.name in measured else f"with other mixtures of experts than {setup.model.name}"
 
     def provenance(self, setup: Setup) -> tuple[Provenance, str]:
         """Return the origin of a setup's coefficients, and the reason."""
@@ -284,8 +320,8 @@ class PerformanceModel:
             return "datasheet", "no measurement with 2:4-sparse weights"
         on_gpu = self.parameters.knows(f"gpu={setup.gpu.name}")
         if self.parameters.knows(f"gpu={setup.gpu.name}+family={family}", LEAST_CONFIGURATIONS):
-            if not self._knows_kind(setup):
-                return "transferred", f"{gpu} was measured with {family}, but without mixtures of experts"
+            if lacking := self._not_measured(setup):
+                return "transferred", f"{gpu} was measured with {family}, but {lacking}"
             return "fitted", f"fitted to measurements on {gpu} with {family}"
         if on_gpu or self.parameters.knows(f"family={family}"):
             measured = f"{gpu} was measured with other frameworks" if on_gpu else f"{family} was measured on other GPUs"
@@ -337,7 +373,12 @@ def refuse(setup: Setup) -> None:
             allowed=f"It supports {' or '.join(able_kv)}.",
         )
     name, heads, layers = setup.model.name, setup.model.num_attention_heads, setup.model.num_hidden_layers
-    if setup.tp < 1 or heads % setup.tp:
+    if setup.attention_dp and setup.model.num_experts % max(setup.tp, 1):
+        raise UserError(
+            f"{name} has {setup.model.num_experts} experts; tp_size={setup.tp} does not divide them.",
+            todo="Each attention data parallel rank has as many experts: choose another build.tp_size or sizing.tp.",
+        )
+    if setup.tp < 1 or (heads % setup.tp and not setup.attention_dp):
         raise UserError(
             f"{name} has {heads} heads; tp_size={setup.tp} does not divide them.",
             allowed=f"Allowed: {', '.join(str(n) for n in (1, 2, 4, 8, 16) if heads % n == 0)}.",

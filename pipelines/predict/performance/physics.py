@@ -7,9 +7,17 @@ are for one rank; H = hidden, L = layers, d = head_dim:
     token_compute     2 W_active / (tp e_c peak(format))           row_compute   2 W_head / (tp e_c peak(16 bit))
     weights           bytes of W / (tp e_m BW)                     head_weights  bytes of the head / (tp e_m BW)
     prefill_attention 4 L heads d / (tp e_a peak(16 bit))          kv_token      KV bytes / (tp_kv e_k BW)
-    token             H L 4 act / BW   + [tp > 1] 2 L 2 (tp - 1) / tp 2 H / (e_l link)
+    token             (H L 4 act + expert activations) / BW   + [tp > 1] 2 L 2 (tp - 1) / tp 2 H / (e_l link)
     fixed             t0 + t_layer L   + [tp > 1] 2 L a   + streamed bytes of W / host link
+    padding           2 W_experts tile / 2 / (tp e_c peak(format))
     sequence, prefill t_seq, t_prefill
+
+With attention data parallelism a rank works on requests of its own: attention, common MLPs and head are whole on it
+(no tp), its tokens pass through as many experts as alone, the tokens of all ranks share the reads of the experts, and
+instead of all-reduces its tokens are gathered and their results scattered, in each layer with experts.
+
+Latent attention (MLA) reads one vector for all heads, so that its products, heads (d_k + d_v), count like those of
+prompts and not like those of a few heads per vector; the products or the reads are its cost, whichever takes longer.
 
 Works on numbers and on numpy arrays of equal length, so that fitting and predicting use the same formula.
 """
@@ -38,7 +46,7 @@ BOUNDS = {
     "e_l": (0.05, 1.0), "a": (1e-06, 3e-05), "c_act": (0.5, 100.0), "knee": (1.5, 8.0), "t0": (1e-05, 0.02),
     "t_layer": (1e-06, 0.0005), "t_seq": (1e-07, 0.0005), "t_prefill": (1e-06, 0.03), "sparse_compute": (1.0, 2.0),
     "sparse_knee": (1.2, 8.0), "kv_share": (0.3, 1.3), "slots": (32.0, 8192.0), "overhead_s": (0.0001, 0.5),
-    "client_delay": (0.0001, 0.5),
+    "client_delay": (0.0001, 0.5), "c_expert": (0.01, 20.0), "tile": (1.0, 256.0),
 }  # fmt: skip
 """Physical bounds of every parameter; no efficiency is above 1. What each one is: scripts/published_fit/priors.py."""
 
@@ -82,6 +90,8 @@ class Parameters:
 
 SPARSE_BYTES = {16: 0.5625, 8: 0.625, 4: 0.75}
 """Bytes of 2:4-sparse weights over dense ones: half the values, and 2 bits of position for each remaining value."""
+ACTIVATION_BYTES = {"16bit": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
+"""Bytes of an activation as it is sent to the rank of its experts; of FP4 with the scale of 16."""
 BLOCK_LATENCIES = 2
 """All-reduces per layer: after attention and after the MLP."""
 
@@ -91,11 +101,12 @@ class Facts:
     """Inputs of the formula for a model on GPUs. Numbers, or numpy arrays of equal length.
 
     Attributes:
-        token_flops: FLOPs of the linears, per token, one rank.
+        token_flops: FLOPs of the linears, per token, one rank; those in 16 bit count by the ratio of the peaks.
         row_flops: FLOPs of the output head, per row.
         weight_bytes: bytes of the linears, one rank.
         head_bytes: bytes of the output head, one rank.
-        attention_flops: FLOPs of prompt attention, per (query x context) token, one rank.
+        attention_flops: FLOPs of prompt attention, per (query x context) token, one rank, all layers.
+        latent_flops: FLOPs of decoding per latent vector read, one rank; 0 without latent attention.
         kv_bytes: per KV token read, layers with full attention.
         kv_window_bytes: the same, layers with a sliding window.
         token_bytes: bytes of activations, per token, at c_act = 1.
@@ -110,7 +121,9 @@ class Facts:
         sparse: 1 with 2:4 sparsity, else 0.
         sparse_most: data-sheet rate with 2:4 sparsity over the dense one.
         dense_share: share of the weights that every token uses.
-        expert_share: experts per token / experts.
+        expert_share: experts per token / experts; of one token on each rank with attention data parallelism.
+        expert_flops: FLOPs of all experts of one rank, per row.
+        expert_bytes: bytes of activations of a token's experts, one rank, at c_expert = 1.
         windowed: share of the layers with a sliding window.
         window: size of that window, tokens.
     """
@@ -120,6 +133,7 @@ class Facts:
     weight_bytes: Any
     head_bytes: Any
     attention_flops: Any
+    latent_flops: Any
     kv_bytes: Any
     kv_window_bytes: Any
     token_bytes: Any
@@ -135,53 +149,78 @@ class Facts:
     sparse_most: Any
     dense_share: Any
     expert_share: Any
+    expert_flops: Any
+    expert_bytes: Any
     windowed: Any
     window: Any
 
 
 def facts(
     model: ModelShape, gpu: GpuSpec, qformat: QFormat, kv_format: KvFormat, *, tp: int, pp: int, sparse: bool,
-    group_size: int = USUAL_GROUP, streamed: float = 0.0,
+    group_size: int = USUAL_GROUP, streamed: float = 0.0, attention_dp: bool = False,
 ) -> Facts:  # fmt: skip
     """Compute the quantities of a model on tp x pp GPUs, of which each streams `streamed` bytes from its host.
 
     The stages of a pipeline work in sequence, so an iteration of one batch costs what the whole model costs on tp
-    ranks, plus a send per stage; that pp batches are in progress at once is left to the caller.
+    ranks, plus a send per stage; that pp batches, and with attention data parallelism tp ranks, work at the same time
+    is left to the caller.
     """
     form = FORMATS[qformat]
     sparsity = SPARSE_BYTES[form.weights.bits] if sparse else 1.0
-    tp_kv = min(tp, model.num_key_value_heads)
-    kv_layer = 2 * model.num_key_value_heads * model.head_dim * (2 if kv_format is KvFormat.AUTO else 1) / tp_kv
-    windowed = model.window_layers
-    attention = model.num_hidden_layers * model.attention_params
-    dense_share, bits = attention / model.linear_params, form.bits_in_groups(group_size)
-    if qformat is QFormat.NONE and model.published_bits:
-        bits = model.published_bits
-        dense_share *= 16 / bits
+    split = 1 if attention_dp else tp
+    activation = expert_activation(model, gpu, qformat)
+    peak, peak16 = gpu.peak[activation], gpu.peak["16bit"]
+    common_bits, bits = model.stored_bits(qformat, form.bits_in_groups(group_size))
+    common = model.common_params * common_bits / split
+    routed = model.routed_params * bits / tp
+    in_16_bit = model.params_in_16_bit(qformat)
+    windowed, layers, mixed = model.window_layers, model.num_hidden_layers, model.expert_layers
+    passed = mixed * model.num_experts_per_token
+    kv_width = model.kv_width if model.latent else model.kv_width / min(split, model.num_key_value_heads)
+    kv_layer = kv_width * (2 if kv_format is KvFormat.AUTO else 1)
+    gathered = 2.0 if model.in_16_bit.get(qformat) == "blocks" else ACTIVATION_BYTES[activation]
+    reducing = mixed if attention_dp else layers
+    sent = (tp - 1) * (gathered + 2) if attention_dp else BLOCK_LATENCIES * 2 * (tp - 1) / tp * 2
+    share = model.num_experts_per_token / model.num_experts
     return Facts(
-        token_flops=2 * model.active_params / tp,
-        row_flops=2 * model.head_params / tp,
-        weight_bytes=model.linear_params * bits / 8 * sparsity / tp,
-        head_bytes=2 * model.head_params / tp,
-        attention_flops=4 * model.num_hidden_layers * model.num_attention_heads * model.head_dim / tp,
-        kv_bytes=kv_layer * (model.num_hidden_layers - windowed),
+        token_flops=2 * (model.active_params - in_16_bit + in_16_bit * peak / peak16) / split,
+        row_flops=2 * model.head_params / split,
+        weight_bytes=(common + routed) / 8 * sparsity,
+        head_bytes=2 * model.head_params / split,
+        attention_flops=2 * layers * model.num_attention_heads * model.score_width / split,
+        latent_flops=2 * layers * model.num_attention_heads * model.latent_width / split,
+        kv_bytes=kv_layer * (layers - windowed),
         kv_window_bytes=kv_layer * windowed,
-        token_bytes=4 * model.hidden_size * model.num_hidden_layers,
-        reduce_bytes=BLOCK_LATENCIES * model.num_hidden_layers * 2 * (tp - 1) / tp * 2 * model.hidden_size,
-        reduces=(BLOCK_LATENCIES * model.num_hidden_layers if tp > 1 else 0) + (pp - 1),
-        peak=gpu.peak[form.activation],
-        peak16=gpu.peak["16bit"],
+        token_bytes=4 * model.hidden_size * layers,
+        reduce_bytes=sent * reducing * model.hidden_size,
+        reduces=(BLOCK_LATENCIES * reducing if tp > 1 else 0) + (pp - 1),
+        peak=peak,
+        peak16=peak16,
         bandwidth=gpu.bandwidth,
         link=gpu.link(tp)[1],
         host_seconds=pp * streamed / gpu.host,
-        layers=model.num_hidden_layers,
+        layers=layers,
         sparse=float(sparse),
         sparse_most=gpu.sparse_multiplier,
-        dense_share=dense_share if model.num_experts > 1 else 1.0,
-        expert_share=model.num_experts_per_token / model.num_experts,
-        windowed=windowed / model.num_hidden_layers,
-        window=model.sliding_window,
+        dense_share=common / (common + routed) if model.num_experts > 1 else 1.0,
+        expert_share=1 - (1 - share) ** (tp / split),
+        expert_flops=2 * model.routed_params / tp if model.num_experts > 1 else 0.0,
+        expert_bytes=4 * passed * (model.hidden_size + model.intermediate_size) / split
+        if model.num_experts > 1
+        else 0.0,
+        windowed=windowed / layers,
+        window=model.sliding_window // 2 if model.chunked else model.sliding_window,  # a chunk is half full on average
     )
+
+
+def expert_activation(model: ModelShape, gpu: GpuSpec, qformat: QFormat) -> str:
+    """Return the type of activations that the linears are multiplied in; MXFP4 experts take 8 bit on Blackwell.
+
+    Source: TensorRT-LLM `_torch/models/modeling_gpt_oss.py` (W4A8_MXFP4_MXFP8 from SM 100, W4A16_MXFP4 before).
+    """
+    if model.mxfp4 and qformat is QFormat.NONE and gpu.sm >= 10.0:
+        return "fp8"
+    return FORMATS[qformat].activation
 
 
 def iteration_cost(facts: Facts, values: Mapping[str, Any]) -> IterationCost:
@@ -189,7 +228,9 @@ def iteration_cost(facts: Facts, values: Mapping[str, Any]) -> IterationCost:
     memory = values["e_m"] * facts.bandwidth
     faster = np.minimum(values["sparse_compute"], facts.sparse_most)
     compute = values["e_c"] * facts.peak * (1 + facts.sparse * (faster - 1))
-    decode = facts.attention_flops / (values["e_d"] * facts.peak16)
+    products = values["e_a"] * facts.peak16
+    decode = facts.attention_flops / (values["e_d"] * facts.peak16) * (facts.latent_flops == 0)
+    reads = values["e_k"] * facts.bandwidth
     links = facts.reduce_bytes / (values["e_l"] * facts.link)
     return IterationCost(
         token_compute=facts.token_flops / compute,
@@ -199,12 +240,14 @@ def iteration_cost(facts: Facts, values: Mapping[str, Any]) -> IterationCost:
         knee=values["knee"] + facts.sparse * (values["sparse_knee"] - values["knee"]),
         dense_share=facts.dense_share,
         expert_share=facts.expert_share,
-        prefill_attention=facts.attention_flops / (values["e_a"] * facts.peak16),
-        kv_token=facts.kv_bytes / (values["e_k"] * facts.bandwidth) + (1 - facts.windowed) * decode,
-        kv_window_token=facts.kv_window_bytes / (values["e_k"] * facts.bandwidth) + facts.windowed * decode,
+        prefill_attention=(1 - facts.windowed) * facts.attention_flops / products,
+        kv_token=np.maximum(facts.kv_bytes / reads, facts.latent_flops / products) + (1 - facts.windowed) * decode,
+        kv_window_token=facts.kv_window_bytes / reads + facts.windowed * decode,
         window=facts.window,
-        token=facts.token_bytes * values["c_act"] / facts.bandwidth + links,
+        token=(facts.token_bytes * values["c_act"] + facts.expert_bytes * values["c_expert"]) / facts.bandwidth + links,
         fixed=values["t0"] + values["t_layer"] * facts.layers + values["a"] * facts.reduces + facts.host_seconds,
         sequence=values["t_seq"],
         prefill=values["t_prefill"],
+        prefill_window=facts.windowed * facts.attention_flops / products,
+        padding=facts.expert_flops * values["tile"] / 2 / compute,
     )

@@ -155,7 +155,7 @@ def _tried(
     pairs = list(zip(sizes, memory, strict=True))
     requests = np.array([concurrency(each, one, load.mean).requests for each, one in pairs])
     fits = [concurrency(each, one, load.longest).requests >= 1 for each, one in pairs]
-    slots = np.maximum(requests, 1) / sizes[0].pp_size  # every pipeline stage works on a batch of its own
+    slots = np.maximum(requests, 1) / sizes[0].lanes
     budget = np.array([float(each.max_num_tokens) for each in sizes])
     if not chunked:  # an iteration takes whole prompts
         budget = slots + np.maximum(1, np.floor((budget - slots) / load.mean_isl)) * load.mean_isl

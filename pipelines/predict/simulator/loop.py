@@ -32,11 +32,14 @@ from pipelines.predict.simulator.scheduler import (
 
 def iteration_seconds(c: Any, tokens: Any, sequences: Any, q_ctx: Any, kv: Any, kv_window: Any, prefills: Any) -> Any:
     """Evaluate the formula of `IterationCost` (whose `array()` is `c`) without `end`; numbers, or same-shape arrays."""
-    touched = c[5] + (1 - c[5]) * (1 - (1 - c[6]) ** tokens)
-    compute = c[0] * tokens + c[1] * sequences
+    some = 1 - (1 - c[6]) ** tokens
+    touched = c[5] + (1 - c[5]) * some
+    compute = c[0] * tokens + c[1] * sequences + c[18] * some
     memory = c[2] * touched + c[3]
     linears = (compute ** c[4] + memory ** c[4]) ** (1 / c[4])
-    attention = c[7] * q_ctx + c[8] * kv + c[9] * kv_window
+    # the smaller of the two, for numbers and arrays; a query attends to the mean context of its batch
+    over = q_ctx - (tokens - sequences + prefills) * c[10]
+    attention = c[7] * q_ctx + c[17] * (q_ctx - (over + abs(over)) / 2) + c[8] * kv + c[9] * kv_window
     host = c[12] + c[13] * sequences + c[14] * prefills + c[15] * (prefills > 0)
     return linears + attention + c[11] * tokens + host
 

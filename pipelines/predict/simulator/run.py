@@ -30,17 +30,19 @@ from pipelines.predict.simulator.scheduler import Request, Rules, RunTotals, rec
 # An engine works in iterations. Each processes T tokens (one per decoding request and the tokens of the prompts, or of
 # their chunks) and takes
 #
-#     t = ((token_compute T + row_compute n)^p + (weights active(T) + head_weights)^p)^(1/p)   compute or memory
-#       + prefill_attention sum(q ctx)                        attention of prompts
+#     t = ((token_compute T + row_compute n + padding some(T))^p                               compute
+#          + (weights active(T) + head_weights)^p)^(1/p)                                       or memory
+#       + prefill_attention sum(q ctx) + prefill_window sum(q min(ctx, window))                attention of prompts
 #       + kv_token sum(kv) + kv_window_token sum(min(kv, window))   attention of decoding requests: KV traffic
 #       + token T                                             norms, activations, all-reduce traffic
 #       + fixed + sequence n_seq + prefill n_prefill          launches, all-reduce latency, scheduler, sampling
 #       + prompts, where n_prefill > 0                        cost of preparing a batch of a new size
 #       + end n_ended, before the next iteration              last answers sent, blocks freed, next requests admitted
 #
-# with n = n_seq = requests that yield a token or are prefilled in the iteration, and active(T) the share of the
-# weights that T tokens touch: 1 for a dense model, dense_share + (1 - dense_share) (1 - (1 - expert_share)^T) for a
-# mixture of experts. KV traffic is its own term, because it stays memory-bound at any batch (arXiv:2503.08311).
+# with n = n_seq = requests that yield a token or are prefilled in the iteration, some(T) = 1 - (1 - expert_share)^T the
+# share of the experts that T tokens reach, and active(T) = dense_share + (1 - dense_share) some(T) the share of the
+# weights (1 for a dense model). KV traffic is its own term, because it stays memory-bound at any batch
+# (arXiv:2503.08311).
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class IterationCost:
         prefill: per prompt, or chunk of one, in the iteration.
         prompts: per iteration with prompts: the CPU engine prepares its kernels for each new number of tokens.
         end: per request that ended, before the next iteration: the CPU engine's server does it in the same thread.
+        prefill_window: as `prefill_attention`, for all layers with a sliding window together.
+        padding: to compute the rows that fill up the tiles of all experts.
     """
 
     token_compute: float
@@ -84,6 +88,8 @@ class IterationCost:
     prefill: float = 0.0
     prompts: float = 0.0
     end: float = 0.0
+    prefill_window: float = 0.0
+    padding: float = 0.0
 
     def slower(self, factor: float) -> IterationCost:
         """Return the cost of an engine whose every iteration takes `factor` times as long."""
@@ -93,7 +99,7 @@ class IterationCost:
         )
 
     def array(self) -> Any:
-        """Return float64[17]: the fields in order, for the loop."""
+        """Return float64[19]: the fields in order, for the loop."""
         return np.array(_numbers(self), dtype=np.float64)
 
     def seconds(

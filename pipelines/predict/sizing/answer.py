@@ -323,7 +323,7 @@ def check(question: Question, option: FleetOption) -> Check:
 def trial(question: Question, option: FleetOption, instances: int) -> PeakTrial:
     """Simulate a fleet of this many instances at the peak."""
     one = option.instance
-    each, lanes = len(question.gaps), one.setup.pp
+    each, lanes = len(question.gaps), one.setup.lanes
     dealt = instances * lanes
     turns = min(dealt, SHOWN_INSTANCES)
     stream = np.cumsum(np.random.default_rng(len(question.gaps) + instances).permutation(np.tile(question.gaps, dealt)))

@@ -155,7 +155,7 @@ def _too_large(question: Question, setup: Setup, memory: DeviceMemory) -> str:
 
 def see(question: Question, one: Instance, rate: float) -> LoadOutcome:
     """Simulate an instance at a rate (requests per second)."""
-    lanes = one.setup.pp
+    lanes = one.setup.lanes
     return watch(question, one, np.cumsum(question.gaps) / (rate / lanes), rate)
 
 
@@ -169,7 +169,7 @@ def watch(question: Question, one: Instance, arrival: Any, rate: float) -> LoadO
     early, late = wait[quarter : 2 * quarter].mean(), wait[-quarter:].mean()
     batch, kv_use, full = _occupied(one.engine, run)
     return LoadOutcome(
-        rate=rate, ttft=ttft, itl=itl, e2e=e2e, queue=float(wait.mean()), batch=batch * one.setup.pp, kv_use=kv_use,
+        rate=rate, ttft=ttft, itl=itl, e2e=e2e, queue=float(wait.mean()), batch=batch * one.setup.lanes, kv_use=kv_use,
         full=full, growth=float(late - GROWS * early),
     )  # fmt: skip
 
@@ -202,12 +202,12 @@ def saturation(question: Question, one: Instance) -> float:
     A burst gives a first guess; then that load and a little more arrives one by one: requests that start together also
     end together, and a batch that fills and empties as a whole is not typical.
     """
-    count = max(len(question.gaps), FILLS * one.placed.concurrency.requests // one.setup.pp)
+    count = max(len(question.gaps), FILLS * one.placed.concurrency.requests // one.setup.lanes)
     guess = count / simulate(one.engine, _load(question, np.zeros(count)), one.costed.cost).end
     arrival = np.cumsum(np.resize(question.gaps, count)) / (OVERLOAD * guess)
     ends = np.sort(simulate(one.engine, _load(question, arrival), one.costed.cost).requests.end)
     low, high = count // 2, 17 * count // 20  # leave out the filling and the emptying of the batch
-    return float(one.setup.pp * (high - low) / (ends[high] - ends[low]))
+    return float(one.setup.lanes * (high - low) / (ends[high] - ends[low]))
 
 
 def _load(question: Question, arrival: Any) -> OfferedLoad:
@@ -358,7 +358,7 @@ def instances_for(question: Question, one: Instance, guess: int, most: float | N
 
 def input_share(question: Question, one: Instance, capacity: Capacity) -> float:
     """Return the prompts' share of busy time: what a prompt adds to an iteration, relative to the whole request."""
-    cost, batch = one.costed.cost, capacity.seen.batch / one.setup.pp
+    cost, batch = one.costed.cost, capacity.seen.batch / one.setup.lanes
     isl = max(1.0, question.mean_isl - question.terms.prefix_tokens)
     kv = batch * (question.mean_isl + question.mean_osl / 2)
     window = batch * min(cost.window or np.inf, question.mean_isl + question.mean_osl / 2)

@@ -17,6 +17,7 @@ from pipelines.domain.formats import KvFormat, QFormat, group_instead, proposed
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.summary import SECOND
 from pipelines.domain.units import HOUR
+from pipelines.engines.registry import TENSORRT_LLM, EngineDescription
 from pipelines.host.machine import Machine
 from pipelines.loadgen.config import WorkloadSettings
 from pipelines.loadgen.trace import Trace, known_times, read_trace
@@ -25,7 +26,7 @@ from pipelines.predict.performance.coverage import unmodelled
 from pipelines.predict.performance.deployment import tuned_for, tuned_kv_formats
 from pipelines.predict.performance.gpus import GpuSpec, data_sheet, resolved
 from pipelines.predict.performance.limits import LoadLengths, drawn_lengths, known_lengths
-from pipelines.predict.performance.models import known_model
+from pipelines.predict.performance.models import engine_of, known_model
 from pipelines.predict.performance.performance import Setup, runnable
 from pipelines.predict.performance.placement import EngineTerms, Judge, unjudged
 from pipelines.settings.root import Settings
@@ -35,6 +36,8 @@ from pipelines.settings.root import Settings
 # The peak of Poisson arrivals is the number of requests that one second does not exceed with a given probability:
 # peak = smallest k with P(X <= k) >= q, X ~ Poisson(average). Average 64/s: the 95th percentile is 77.
 
+TENSORRT_ENGINES = "TensorRT-LLM 1.2"
+"""The last version with TensorRT engines, and the framework whose measurements predictions rest on."""
 USUAL_PERCENTILE = 95.0
 """Percentile of Poisson arrivals that is the peak if nothing else states one."""
 
@@ -143,7 +146,8 @@ class Question:
         kv_of: the only one to try with a weight format, for those that have one.
         sparse: whether the weights are 2:4-sparse.
         prices: prices of servers, GPUs and electricity.
-        framework: framework that serves the model.
+        framework: framework whose measurements the model of its speed rests on.
+        engine: what serves it, for people.
         stated: mean and longest lengths as the settings state them; None takes those of `isl` and `osl`.
         trace: description of the trace that the load is from; "" without one.
         judge: rules that a plan of the configuration would have to keep.
@@ -168,7 +172,8 @@ class Question:
     kv_of: Mapping[QFormat, KvFormat] = field(default_factory=dict)
     sparse: bool = False
     prices: PriceSettings = field(default_factory=PriceSettings)
-    framework: str = "TensorRT-LLM 1.2"
+    framework: str = TENSORRT_ENGINES
+    engine: str = TENSORRT_ENGINES
     stated: LoadLengths | None = None
     trace: str = ""
     judge: Judge = unjudged
@@ -200,7 +205,7 @@ class Question:
             kv_formats = (self.kv_of[qformat],) if qformat in self.kv_of else self.kv_formats
             for kv_format, pp, tp in product(kv_formats, self.pp, self.tp):
                 yield Setup(
-                    self.model, self.gpu, qformat, kv_format, self.sparse, tp, pp, self.framework,
+                    self.model, self.gpu, qformat, kv_format, self.sparse, tp, pp, sizes.attention_dp, self.framework,
                     group_size=group_instead(sizes.qformat, sizes.group_size, qformat),
                     gpu_weights_percent=sizes.gpu_weights_percent,
                 )  # fmt: skip
@@ -232,10 +237,13 @@ class Question:
 
 
 def setup_label(setup: Setup) -> str:
-    """Return a short name of a configuration: "TP 2 fp8", "TP 8 PP 2 int4_awq, KV fp8"."""
+    """Return a short name of a configuration: "TP 2 fp8", "TP 8 PP 2 int4_awq, KV fp8".
+
+    DEP is NVIDIA's name of attention data parallelism with parallel experts.
+    """
     pp = f" PP {setup.pp}" if setup.pp > 1 else ""
     kv = "" if setup.kv_format is KvFormat.AUTO else f", KV {setup.kv_format}"
-    return f"TP {setup.tp}{pp} {setup.qformat}{kv}"
+    return f"{'DEP' if setup.attention_dp else 'TP'} {setup.tp}{pp} {setup.qformat}{kv}"
 
 
 # Build the sizing question from the settings.
@@ -284,8 +292,16 @@ def ask(settings: Settings, machine: Machine, judge: Judge = unjudged) -> Questi
         prices=sizing.prices.of(gpu.name),
         stated=known_lengths(settings),
         judge=judge,
+        engine=served_by(engine_of(settings, model)),
         trace="" if settings.workload.trace is None else trace_text(read_trace(settings.workload), len(isl)),
     )
+
+
+def served_by(engine: EngineDescription) -> str:
+    """Name an engine with its version, where the engine decides it."""
+    if engine.writes_engine:
+        return TENSORRT_ENGINES if engine is TENSORRT_LLM else engine.title
+    return f"{engine.title}'s LLM API"
 
 
 def trace_text(trace: Trace, drawn: int) -> str:

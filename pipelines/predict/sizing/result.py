@@ -79,7 +79,7 @@ def _question(question: Question) -> dict[str, Any]:
         "model": question.model.name,
         "gpu": question.gpu.gpu,
         "gpus_per_server": question.gpu.gpus_per_server,
-        "framework": question.framework,
+        "framework": question.engine,
         "mode": question.mode,
         "demand": asdict(question.demand) | {"requests_per_day": question.demand.requests_per_day},
         "isl": {"mean": question.mean_isl, "min": int(question.isl.min()), "max": int(question.isl.max())},

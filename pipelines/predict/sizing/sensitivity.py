@@ -104,12 +104,12 @@ def _estimate(question: Question, setup: Setup, cost_of: CostOf) -> tuple[float,
         one = instance(question, setup, cost_of(setup))
     except UserError:
         return np.inf, np.inf
-    slots = one.placed.concurrency.requests / setup.pp
+    slots = one.placed.concurrency.requests / setup.lanes
     tokens = full_load_rate(
         one.costed.cost, question.mean_isl, question.mean_osl, slots, float(one.limits.max_num_tokens)
     )
     layout = Layout(setup.gpus, question.gpu.gpus_per_server)
-    rate = float(tokens) / question.mean_osl * setup.pp
+    rate = float(tokens) / question.mean_osl * setup.lanes
     size = fleet(question.demand.peak, rate, layout, headroom=question.headroom, spare=question.spare)
     return size.servers, size.gpus
 

@@ -119,7 +119,7 @@ def _usd(question: Question, best: FleetOption, good: float) -> float | None:
 
 def words(question: Question, answers: Sequence[GpuRow]) -> list[str]:
     """Return all lines of the printed answer."""
-    lines = [pair("model", f"{question.model.name}, {question.framework} (modelled)")]
+    lines = [pair("model", f"{question.model.name}, {question.engine} (modelled)")]
     lines += [pair(word, text) for word, text in question_terms(question)[1:]]  # the same for every GPU
     head = ("", "configuration", "inst.", "GPUs", "servers", "USD a year", "USD/M good", "rests on")
     rows: list[tuple[str, ...] | str] = [head]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pipelines.document.show import NONE, count, number
 from pipelines.host.screen import table, wrapped
-from pipelines.predict.performance.performance import origin
+from pipelines.predict.performance.performance import Setup, origin
 from pipelines.predict.sizing.answer import WORDS, Check, FleetOption, PeakTrial
 from pipelines.predict.sizing.fleet import Cost, PeakFleet
 from pipelines.predict.sizing.question import Demand, Question
@@ -42,7 +42,7 @@ def _pairs(terms: Sequence[tuple[str, str]]) -> list[str]:
 def question_terms(question: Question) -> tuple[tuple[str, str], ...]:
     """Return what was asked."""
     return (
-        ("model", f"{question.model.name} on {question.gpu.gpu}, {question.framework} (modelled)"),
+        ("model", f"{question.model.name} on {question.gpu.gpu}, {question.engine} (modelled)"),
         ("load", load_text(question.demand)),
         *([("trace", question.trace)] if question.trace else ()),
         ("requests", f"{length_text(question.isl)} tokens in, {length_text(question.osl)} out; {question.mode}"),
@@ -138,6 +138,7 @@ def answer_terms(result: Result) -> tuple[tuple[str, str], ...]:
     return (
         ("fleet", fleet_text(best.fleet)),
         ("because", result.answer.reason),
+        *([("folder", text)] if (text := checkpoint_text(best.instance.setup)) else ()),
         *([("accuracy", unranked)] if len(question.formats) > 1 else ()),
         ("interval", _interval(best)),
         ("rests on", origin(costed.provenance, costed.why)),
@@ -146,6 +147,16 @@ def answer_terms(result: Result) -> tuple[tuple[str, str], ...]:
         ("tokens", _tokens(question)),
         *(("cost", text) for text in costs),
     )
+
+
+def checkpoint_text(setup: Setup) -> str:
+    """Say which folder is sized, where this project does not make it; "" where it does."""
+    model, form = setup.model, setup.qformat
+    if folder := model.published.get(form):
+        return f"{folder} as published, not made here"
+    if model.published and not model.architecture:
+        return f"no published folder of {model.name} in {form} is known here, and none is made: sizes as if there were"
+    return ""
 
 
 def _interval(option: FleetOption) -> str:

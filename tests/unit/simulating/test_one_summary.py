@@ -80,7 +80,7 @@ def test_sizing_says_so_too() -> None:
     """Of the requests after its warm-up."""
     expected = by_the_load_generator(RUN, first=int(WARM_UP * COUNT))
     one: Any = SimpleNamespace(
-        engine=ENGINE, costed=SimpleNamespace(cost=COST, overhead_s=0.0), setup=SimpleNamespace(pp=1)
+        engine=ENGINE, costed=SimpleNamespace(cost=COST, overhead_s=0.0), setup=SimpleNamespace(lanes=1)
     )
     question: Any = SimpleNamespace(isl=LOAD.isl, osl=LOAD.osl)
     found = watch(question, one, LOAD.arrival, 20.0)

@@ -311,7 +311,7 @@ def test_a_mixture_of_experts_is_simulated_in_seconds_too(tmp_path, capsys):
     made = json.loads((simulated(tmp_path, *words, "simulator.policy=inflight") / "summary.json").read_text())
     (outcome,) = made["outcomes"]
     assert outcome["requests"] > 0
-    assert made["what"].startswith("mixtral-8x7b fp8-kv_fp8 on h200_sxm")
+    assert made["what"].startswith("mixtral-8x7b fp8 on h200_sxm")
 
 
 def test_a_fit_makes_it_seconds_with_its_own_engine(tmp_path, capsys):

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.cli.main import main
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import QFormat
+from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.gpus import gpu_named, gpus
 from pipelines.predict.performance.memory import EngineSizes, rank_weight_bytes
@@ -28,9 +28,52 @@ def test_sizes_of_a_row_give_its_published_number_of_weights(subtests):
         with subtests.test(row["model"]):
             model = models()[row["model"]]
             assert model.num_params == pytest.approx(float(row["params_total"]), rel=1e-4)
-            assert 4 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim == int(
-                row["kv_bytes_per_token_16bit"]
-            )
+            assert EngineSizes(model, QFormat.NONE).kv_token_bytes == int(row["kv_bytes_per_token_16bit"])
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active", "kv_bytes"),
+    [
+        ("deepseek-ai/DeepSeek-R1", 671e9, 37e9, 61 * 576 * 2),
+        ("deepseek-v3", 671e9, 37e9, 70_272),
+        ("openai/gpt-oss-120b", 116.83e9, 5.13e9, 73_728),  # its card counts the output head and no embedding
+        ("gpt-oss-20b", 20.91e9, 3.61e9, 49_152),
+        ("meta-llama/Llama-4-Maverick-17B-128E-Instruct", 400e9, 17e9, 196_608),
+        ("llama-4-scout", 109e9, 17e9, 196_608),  # with 0.9e9 of the vision model
+    ],
+)
+def test_mixtures_of_2026_are_known_by_name_with_their_published_sizes(name, total, active, kv_bytes):
+    model = model_named(name)
+    tables = model.head_params * (1 if name.endswith("b") else 2)
+    assert model.num_params == pytest.approx(total, rel=0.013)
+    assert model.active_params + tables == pytest.approx(active, rel=0.013)
+    assert EngineSizes(model, QFormat.NONE).kv_token_bytes == kv_bytes
+
+
+def test_latent_vectors_are_whole_on_each_rank_and_halved_by_an_8_bit_cache():
+    sizes = EngineSizes(model_named("deepseek-r1"), QFormat.FP8, KvFormat.FP8, tp_size=8)
+    assert sizes.kv_token_bytes == 61 * 576
+
+
+def test_a_published_checkpoint_keeps_what_its_publisher_kept():
+    """NVIDIA's DeepSeek R1 in NVFP4 has of attention only the output projection in 4 bit; V3 keeps all of it."""
+    model, older = model_named("deepseek-r1"), model_named("deepseek-v3")
+    kept = 61 * (7168 * 1536 + 1536 * 128 * 192 + 7168 * 576 + 512 * 128 * 256)
+    assert model.params_in_16_bit(QFormat.NVFP4) == kept
+    assert older.params_in_16_bit(QFormat.NVFP4) == kept + 61 * 128 * 128 * 7168
+    whole = rank_weight_bytes(EngineSizes(model, QFormat.NVFP4))
+    tables = 2 * 2 * 129280 * 7168
+    assert whole == pytest.approx(2 * kept + 4.5 / 8 * (model.linear_params - kept) + tables, rel=1e-3)
+    assert rank_weight_bytes(EngineSizes(model, QFormat.FP8)) == pytest.approx(model.linear_params + tables, rel=1e-3)
+
+
+def test_experts_are_shared_and_attention_is_not_where_it_is_data_parallel():
+    model = model_named("llama-4-maverick")
+    own = 24 * (3 * 5120 * (8192 + 16384)) + 48 * model.attention_params
+    sizes = EngineSizes(model, QFormat.FP8, tp_size=8, attention_dp=True)
+    assert rank_weight_bytes(sizes) == pytest.approx(own + model.routed_params / 8 + 4 * 202048 * 5120, rel=0.02)
+    assert sizes.kv_token_bytes == 196_608
+    assert sizes.lanes == 8
 
 
 def test_active_weights_of_a_mixture_are_those_of_its_experts_per_token():

@@ -85,7 +85,7 @@ def test_the_share_of_the_prompts_is_what_they_add_to_an_iteration() -> None:
     """A prompt of 100 tokens attends to 100 * 50 and adds a second here; an answer has two iterations of a second."""
     asked = question(isl=np.full(COUNT, 100), osl=np.full(COUNT, 3))
     cost = SimpleNamespace(window=0, seconds=lambda *_, q_ctx=0.0, **__: 1 + q_ctx / (100 * 50))
-    one = SimpleNamespace(costed=SimpleNamespace(cost=cost), setup=SimpleNamespace(pp=1))
+    one = SimpleNamespace(costed=SimpleNamespace(cost=cost), setup=SimpleNamespace(lanes=1))
     for batch, share in ((1, 1 / 3), (2, 1 / 2)):
         found = SimpleNamespace(seen=SimpleNamespace(batch=batch))
         assert input_share(asked, one, found) == pytest.approx(share)  # type: ignore[arg-type]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
 from pipelines.predict.performance.models import model_named
-from pipelines.predict.performance.performance import MIXTURE_SPREAD, PerformanceModel, framework_named
+from pipelines.predict.performance.performance import PerformanceModel, framework_named
 from scripts.published import judge, stages
 
 JUDGED = stages.rows("judge")
@@ -82,9 +80,17 @@ def test_vllm_chooses_batches_ahead_since_the_release_that_says_so() -> None:
 def test_models_are_found_by_their_name_on_the_hub(name: str, billions: float) -> None:
     """Sizes from their model cards; of Scout (109 B), without its vision model and embedding of images."""
     shape = model_named(name)
-    weights = shape.num_hidden_layers * (shape.attention_params + shape.num_experts * shape.expert_params)
-    weights += 2 * shape.head_params
-    assert weights / 1e9 == pytest.approx(billions, rel=0.005)
+    assert (shape.linear_params + 2 * shape.head_params) / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+MIXTURES_OFF = {
+    "deepseek-r1": 10,
+    "qwen3-235b-a22b": 10,
+    "gpt-oss-120b": 15,
+    "qwen3-30b-a3b": 18,
+    "llama-4-maverick": 25,
+}
+"""Medians in percent of NVIDIA's full loads that no fit has seen."""
 
 
 def test_what_was_in_no_fit_is_as_far_off_as_is_said() -> None:
@@ -93,6 +99,7 @@ def test_what_was_in_no_fit_is_as_far_off_as_is_said() -> None:
     assert not refused
     assert median(found["trace kept apart, ITL"]) < 20
     assert median(found["trace kept apart, E2E"]) < 25
-    off = [error for name in ("qwen3-30b-a3b", "qwen3-235b-a22b") for error, _ in found[f"full load, {name}"]]
-    held = [abs(math.log1p(error)) < 1.2816 * MIXTURE_SPREAD for error in off]
-    assert 0.75 < sum(held) / len(off) < 0.9  # an interval of 80 %
+    for name, most in MIXTURES_OFF.items():
+        assert median(found[f"full load, {name}"]) < most, name
+    held = [inside for name in MIXTURES_OFF for _, inside in found[f"full load, {name}"]]
+    assert 0.75 < sum(held) / len(held) < 0.95  # an interval of 80 %

@@ -12,6 +12,7 @@ from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.models import model_named
 from pipelines.predict.performance.performance import PerformanceModel, Setup
 from pipelines.predict.performance.physics import Parameters, facts
+from pipelines.predict.simulator.run import IterationCost
 from scripts.published_fit.priors import PRIORS
 
 H100 = Setup(model_named("llama-3.1-8b"), gpu_named("h100_sxm"), QFormat.FP8)
@@ -132,14 +133,18 @@ def test_the_provenance_says_what_was_measured(gpu, framework, provenance, why):
 
 
 def test_a_mixture_is_fitted_only_where_mixtures_were_measured():
-    """NVIDIA's full loads of Qwen3 mixtures, which no fit has seen, are off by more than those of dense models."""
-    costs = {
-        name: PerformanceModel.load().cost(Setup(model_named(name), gpu_named("b200_sxm"), QFormat.NVFP4))
-        for name in ("llama-3.3-70b", "qwen3-30b-a3b")
-    }
-    assert [each.provenance for each in costs.values()] == ["fitted", "transferred"]
-    assert "without mixtures" in costs["qwen3-30b-a3b"].why
-    assert costs["llama-3.3-70b"].spread["throughput"] < 0.1 < costs["qwen3-30b-a3b"].spread["throughput"] == 0.2
+    """Their interval is that of models left out of the fit of mixtures, and wider than that of dense models."""
+    model, b200 = PerformanceModel.load(), gpu_named("b200_sxm")
+    dense, known, other = (
+        Setup(model_named(name), b200, QFormat.NVFP4) for name in ("llama-3.3-70b", "qwen3-30b-a3b", "deepseek-r1")
+    )
+    split = replace(known, tp=4)
+    apart = replace(other, tp=4, attention_dp=True)
+    costs = [model.cost(each) for each in (dense, known, split, apart, replace(known, framework="vLLM 0.15.1"))]
+    assert [each.provenance for each in costs] == ["fitted", "fitted", *["transferred"] * 3]
+    for cost, why in zip(costs[2:], ("attention data parallel", "than deepseek-r1", "without mixtures"), strict=True):
+        assert why in cost.why
+    assert costs[0].spread["throughput"] < 0.1 < costs[1].spread["throughput"] == model.mixtures["spread"]
     mixtral = Setup(model_named("mixtral-8x7b"), gpu_named("h100_sxm"), framework="TensorRT-LLM 0.15.0")
     assert PerformanceModel.load().cost(mixtral).provenance == "fitted"
 
@@ -167,3 +172,24 @@ def test_a_slower_engine_takes_longer_for_everything_in_proportion(model):
     load = {"q_ctx": 2e5, "kv": 9e4, "kv_window": 3e4, "prefills": 2}
     assert cost.slower(1.3).seconds(700, 50, **load) == pytest.approx(1.3 * cost.seconds(700, 50, **load))
     assert cost.slower(1.3).expert_share == cost.expert_share
+
+
+def test_attention_data_parallel_ranks_share_the_experts_alone():
+    """Each rank computes its own tokens whole, reads its part of the experts, and reaches more of them."""
+    shape, gpu = model_named("deepseek-r1"), gpu_named("h200_sxm")
+    split, apart = (
+        facts(shape, gpu, QFormat.FP8, KvFormat.FP8, tp=8, pp=1, sparse=False, attention_dp=dp) for dp in (False, True)
+    )
+    assert apart.token_flops == 8 * split.token_flops == 2 * shape.active_params
+    assert apart.weight_bytes == shape.common_params + shape.routed_params / 8
+    assert apart.expert_share == pytest.approx(1 - (1 - 8 / 256) ** 8)
+    assert apart.kv_bytes == split.kv_bytes == 61 * 576  # one latent vector for all heads
+    # 7 ranks get a token in 16 bit and give their results back, in each of 58 layers
+    assert apart.reduce_bytes == 7 * (2 + 2) * 58 * 7168
+
+
+def test_the_window_of_some_layers_bounds_their_attention_of_prompts_too():
+    cost = IterationCost(0, 0, 0, 0, knee=1.0, prefill_attention=1e-9, prefill_window=1e-9, window=128)
+    short, long = (float(cost.seconds(n, 1, q_ctx=n * n / 2, prefills=1)) for n in (200, 10_000))
+    assert short == pytest.approx(2e-9 * 200 * 100)
+    assert long == pytest.approx(1e-9 * 10_000 * (5_000 + 128))
