@@ -77,6 +77,15 @@ def evaluate(
 ) -> EvalResult | PerplexityResult:
     """Ask the model all questions of the task, or let it read the task's texts.
 
+    Args:
+        session: the loaded engine, or anything else that scores.
+        tokenizer_dir: folder with the checkpoint's tokenizer.
+        spec: which questions to ask, and how.
+        progress: shows bars that count questions.
+        export_to: folder for the results in lm-eval's own form.
+        criteria: of the verdict that follows; says before the first question if there are too few questions for it.
+        labels: of the result.
+
     Raises:
         UserError: the questions or the tokenizer are missing or malformed, or the engine gave NaN.
         RuntimeError: something else that scores gave NaN.
@@ -102,6 +111,10 @@ def evaluate(
 def load_questions(spec: EvalSpec, tokenizer_dir: Path | None = None) -> Questions:
     """Load the questions of a task.
 
+    Args:
+        spec: which questions to ask, and how.
+        tokenizer_dir: folder with the tokenizer; needed for a task that is made as long as the engine allows.
+
     Raises:
         UserError: they are missing or malformed, or the task has no usable metric.
     """
@@ -119,6 +132,14 @@ def ask(
     **labels: Unpack[Labels],
 ) -> tuple[EvalResult, Mapping[str, Any]]:
     """Ask the model questions that are loaded.
+
+    Args:
+        session: the loaded engine, or anything else that scores.
+        tokenizer_dir: folder with the checkpoint's tokenizer.
+        questions: what to ask.
+        progress: shows bars that count questions.
+        first: asks only so many questions of the random order, and returns their records in this order; None asks all.
+        labels: of the result.
 
     Returns:
         the result, and what lm-eval returned.

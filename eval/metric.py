@@ -121,6 +121,10 @@ class Questions:
     def __init__(self, spec: EvalSpec, tokenizer: Any = None) -> None:
         """Load the questions.
 
+        Args:
+            spec: which questions to ask, and how.
+            tokenizer: of the model; needed for a task that is made as long as the engine allows.
+
         Raises:
             UserError: they are missing or malformed, or the task has no usable metric.
         """

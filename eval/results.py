@@ -164,6 +164,12 @@ def write_hub(result: EvalResult, dataset: str, revision: str | None, folder: Pa
     """Write `.eval_results/<task>.yaml`, to be copied into the model's repository on the Hub.
 
     The value is a fraction, as in lm-eval's results.
+
+    Args:
+        result: over all questions of the task.
+        dataset: the task's data set on the Hub, org/name.
+        revision: its commit; a branch or tag is not a revision to compare with, and is left out.
+        folder: the folder `.eval_results` is made in it.
     """
     source: dict[str, Any] = {"id": dataset, "task_id": result.task}
     if revision is not None and len(revision) == 40 and not revision.strip("0123456789abcdef"):

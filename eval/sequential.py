@@ -40,7 +40,20 @@ def ask_in_turns(
     model: str,
     engine: str,
 ) -> Asked:
-    """Ask until the verdict is known, holding among `together` models, or `most` questions are asked."""
+    """Ask until the verdict is known or no question is left.
+
+    Args:
+        baseline: the 16-bit engine.
+        other: the compressed one.
+        tokenizer_dir: folder with the tokenizer of both.
+        questions: what may be asked.
+        criteria: which loss is acceptable, and how sure the verdict has to be.
+        progress: shows the questions asked, and at each interim analysis what is known.
+        most: asks so many questions at most.
+        together: models that are judged together; the verdict has to hold among so many.
+        model: name of the model, for the results.
+        engine: what executes both, for the results.
+    """
     strict, progress_text = replace(criteria, false_go=criteria.false_go / together), ""
     taken: list[PlannedInterim] = []
     for interim in planned_interims(most):

@@ -159,6 +159,11 @@ class OpenAiServer:
     def top_logprobs(self, rows: Sequence[TokenIds], top: int, progress: Progress) -> list[Json]:
         """Return the server's log probabilities of every token but the first.
 
+        Args:
+            rows: token ids of each text, T of them.
+            top: likeliest tokens whose log probabilities are asked for at each position.
+            progress: counts texts.
+
         Returns:
             per text, "ids" and "logprobs" [T - 1][top] of the likeliest tokens, and "own" [T - 1] of the text's tokens.
 

@@ -96,6 +96,10 @@ STORED = ("float16", "float32")
 def convert(folder: Path, dtype: str = "float16") -> tuple[Array, Array]:
     """Read an adapter.
 
+    Args:
+        folder: with adapter_config.json and adapter_model.safetensors, as peft saves them.
+        dtype: of the converted weights, "float16" or "float32".
+
     Returns:
         weights [1, rows, width] and config [1, rows, 3].
 

@@ -308,7 +308,12 @@ class Suspect:
 
 
 def explain(suspect: Suspect, others: Iterable[tuple[str, Array]]) -> str:
-    """Return the probable cause, the end of a sentence."""
+    """Return the probable cause, the end of a sentence.
+
+    Args:
+        suspect: the weight.
+        others: (name, weight) of tensors of the same shape that may have taken its place.
+    """
     return (
         _one_factor(suspect)
         or _order_of(suspect, rows=True)

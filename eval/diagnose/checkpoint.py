@@ -46,7 +46,14 @@ ACTS = {"gelu_pytorch_tanh": "gelu"}
 def examine(
     checkpoint: Checkpoint, model: TracedModel, inputs: Mapping[tuple[int, str], Array], progress: Progress
 ) -> StageResult:
-    """Compare a checkpoint with its model."""
+    """Compare a checkpoint with its model.
+
+    Args:
+        checkpoint: an open checkpoint.
+        model: what it was made from.
+        inputs: largest magnitude of each input channel of each linear (`TracedModel.largest_inputs`).
+        progress: counts layers.
+    """
     examined = Examined()
     _configuration(checkpoint, model, examined)
     # with another number of heads or layers, tensors cannot be told apart
@@ -258,7 +265,15 @@ OTHERWISE = "Calibrate on other texts (calibration.*), or choose another format.
 def examine_simulation(
     simulated: SimulatedModel, model: TracedModel, spec: QuantSpec, inputs: Inputs, progress: Progress
 ) -> StageResult:
-    """Compare a simulation with its model."""
+    """Compare a simulation with its model.
+
+    Args:
+        simulated: ModelOpt's, calibrated.
+        model: what it was made from.
+        spec: its format.
+        inputs: largest magnitude of each input channel of each linear (`TracedModel.largest_inputs`).
+        progress: counts layers.
+    """
     examined = Examined(todo=OTHERWISE)
     with progress.task("comparing ModelOpt's simulation", model.layers, "layers") as advance:
         for layer in range(model.layers):

@@ -79,6 +79,13 @@ class Retraced:
     """Computes the steps of an engine again from its checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint, engine_weight: Callable[[str], Array | None]) -> None:
+        """Keep both.
+
+        Args:
+            checkpoint: an open checkpoint.
+            engine_weight: returns the weight of a linear as the engine multiplies it, by "LAYER.module" of
+                Hugging Face, to explain a difference; None if it has none of this name.
+        """
         self._checkpoint, self._config = checkpoint, checkpoint.config
         self._engine_weight = engine_weight
 

@@ -82,6 +82,10 @@ QUESTION = "\n\nWhat is the pass key? The pass key is"
 def load_passkey(spec: EvalSpec, tokenizer: Any) -> dict[str, Any]:
     """Return lm-eval's `TaskDict`: one task per length, named by its tokens, with the answer's number to be equal.
 
+    Args:
+        spec: `max_length` is the longest prompt with its answer, `max_prompt` the longest prompt.
+        tokenizer: counts tokens.
+
     Raises:
         UserError: the engine takes too few tokens for any text, or worked examples were asked for.
     """
@@ -323,6 +327,10 @@ OWN_SHOTS = 5
 
 def load_tasks(spec: EvalSpec, tokenizer: Any = None) -> dict[str, Any]:
     """Return lm-eval's `TaskDict` of the task: its groups and its tasks, ready to run.
+
+    Args:
+        spec: the task and its settings.
+        tokenizer: of the model; needed for a task that is made as long as the engine allows.
 
     Prompts, metric and aggregation are those of the task files (lm-eval's own, but for the bundled tasks). The
     questions of MMLU and of the bundled tasks are read by our own reader, so that a Hub snapshot and a jsonl tree give

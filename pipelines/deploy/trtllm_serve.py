@@ -39,7 +39,17 @@ def serve_lines(
     cluster: ClusterSettings, serving: ServingSettings, *, ranks: int, folder: str, runs: str, served: str,
     container: Sequence[str],
 ) -> list[str]:  # fmt: skip
-    """Return the lines that serve, after the head of the script."""
+    """Return the lines that serve, after the head of the script.
+
+    Args:
+        cluster: what starts the ranks, and how many servers there are.
+        serving: address and port.
+        ranks: of one server.
+        folder: of the scripts, quoted for the shell like the following ones.
+        runs: of logs.
+        served: of the checkpoint and its options.
+        container: options of srun.
+    """
     head = ["set -euo pipefail", QUIET, *(f"export {name}={shlex.quote(value)}" for name, value in cluster.env.items())]
     head += [f"cd {served}"]
     port = serving.ports["openai_port"]

@@ -88,7 +88,12 @@ OLDEST = 8.0
 
 
 def probe_gpus(machine: Machine, release: dict[str, Any] | None) -> list[ProbeResult]:
-    """Describe the GPUs."""
+    """Describe the GPUs.
+
+    Args:
+        machine: what nvidia-smi lists.
+        release: row of the compatibility table for the installed TensorRT-LLM, or for the one to install.
+    """
     if not machine.gpus:
         meant = "not installed" in machine.no_gpu_reason or "CUDA_VISIBLE_DEVICES" in machine.no_gpu_reason
         todo = "" if meant else "Repair the driver: nvidia-smi must list the GPUs."

@@ -298,6 +298,12 @@ _SIDES = ((8, 0, "left"), (0, -13, "center"), (-8, 0, "right"), (0, 14, "center"
 def beside(axes: Axes, ends: Sequence[End], points: Sequence[tuple[float, float]], line: str) -> list[Box]:
     """Label the curves: at their ends where there is room, else in a column beside the axes.
 
+    Args:
+        axes: the axes, with their final limits.
+        ends: right end of each curve, its name and colour.
+        points: every marker, so that no name covers one.
+        line: colour of the thin line from the column to a curve.
+
     Returns:
         areas of the names inside the axes, in points of the figure.
     """
@@ -359,7 +365,14 @@ def apart(places: Sequence[float], step: float) -> list[float]:
 
 
 def place(axes: Axes, marks: Sequence[tuple[float, float, str]], colour: str, taken: Sequence[Box] = ()) -> None:
-    """Write a load beside each marker where there is room; labels that would overlap are omitted."""
+    """Write a load beside each marker where there is room; labels that would overlap are omitted.
+
+    Args:
+        axes: the axes, with their final limits.
+        marks: x, y and text.
+        colour: colour of the text.
+        taken: areas already in use, in points of the figure.
+    """
     points = [_at(axes, mark[:2]) for mark in marks]
     used = [*map(_around, points), *taken]
     for (x, y, text), at in zip(marks, points, strict=True):

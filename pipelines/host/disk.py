@@ -61,7 +61,12 @@ _TROUBLES = (
 
 @contextmanager
 def disk_errors(what: str, place: Path) -> Iterator[None]:
-    """Turn errors of a disk into a UserError, whichever library raised them."""
+    """Turn errors of a disk into a UserError, whichever library raised them.
+
+    Args:
+        what: what stopped, e.g. "Stage build".
+        place: named where the error itself names no file.
+    """
     try:
         yield
     except Exception as error:

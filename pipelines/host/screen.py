@@ -50,7 +50,12 @@ def wrapped(text: str, indent: int = 2, room: int | None = None) -> str:
 
 
 def command_lines(words: Sequence[str], indent: int = 0) -> list[str]:
-    """Break a command between its words, quoted for the shell, into lines that fit and that a shell reads as one."""
+    """Break a command between its words into lines that fit and that a shell reads as one.
+
+    Args:
+        words: quoted for the shell.
+        indent: blanks before the first line; the others have two more.
+    """
     lines: list[str] = []
     for word in words:
         if lines and len(lines[-1]) + len(word) + len(" " + CONTINUED) <= width():

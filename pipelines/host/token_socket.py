@@ -93,7 +93,12 @@ class TokenListener:
         self._unwatch: Callable[[int], object] = lambda _number: None
 
     def open(self, watch: Callable[[int, Callable[[], None]], None], unwatch: Callable[[int], object]) -> None:
-        """Listen."""
+        """Listen.
+
+        Args:
+            watch: calls a function when a file can be read (`loop.add_reader`).
+            unwatch: ends that (`loop.remove_reader`).
+        """
         self._watch, self._unwatch = watch, unwatch
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._listening.bind(NAME.format(self._address))

@@ -84,6 +84,10 @@ def check_shape(shape: ModelShape, expected: ModelShape, listing: HubListing) ->
 def model_files(listing: HubListing, index: Mapping[str, Any] | None) -> list[str]:
     """List the files that make up the model.
 
+    Args:
+        listing: files of the repository.
+        index: content of model.safetensors.index.json, if the repository has one; it names the shards.
+
     Raises:
         UserError: shards named by the index are missing.
     """
@@ -238,6 +242,12 @@ def download_model(
     are hard links into it and must not be written to. The client reads HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE when
     the process starts.
 
+    Args:
+        source: the repository.
+        out_dir: the folder, created if missing.
+        expected_shape: the shape that config.json must have; None accepts any known architecture.
+        progress: shows bytes.
+
     Raises:
         UserError: something is wrong with the repository, the network, the token, the disk or a file.
     """
@@ -256,7 +266,11 @@ def download_dataset(
 ) -> HubSnapshot:
     """Download the data files of a data set into a folder, keeping the repository's subfolders.
 
-    Of `patterns`, `*` also matches "/"; None is `DATA_PATTERNS`. Large files are hard links into the Hub's cache.
+    Args:
+        source: the repository, of type "dataset".
+        out_dir: the folder, created if missing; large files in it are hard links into the Hub's cache.
+        patterns: of file names, where `*` also matches "/"; None means `choice.DATA_PATTERNS`.
+        progress: shows bytes.
 
     Raises:
         UserError: as for `download_model`, or no file matches.

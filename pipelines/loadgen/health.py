@@ -91,7 +91,12 @@ def judge(
 ) -> ClientHealth:
     """Judge whether the numbers of a level say more about the client than about the server.
 
-    With the limits of a search, lateness matters beside these, not beside shorter times.
+    Args:
+        reports: of the client processes.
+        requests: of the level.
+        summary: of its window.
+        machine: CPU load while it ran.
+        slo: limits by which a search judges the level: lateness then matters beside them, not beside shorter times.
     """
     limit_s = 0.0 if slo is None else _shortest_s(slo, summary)
     latency = summary.ttft_s if summary.ttft_s.count else summary.e2e_s
@@ -189,6 +194,13 @@ class Chunks:
     """Arrival times of the responses of requests, ns."""
 
     def __init__(self, stamps: Any, count: Any, order: Any) -> None:
+        """Take the stamps of all requests.
+
+        Args:
+            stamps: number[total], of one request after the other.
+            count: int64[n], how many each of these has.
+            order: int64[n], which of these is the first request, the second ...
+        """
         self.count, self._stamps = count[order], stamps
         self._start: Any = (np.cumsum(count) - count)[order]
         place = np.empty(len(order), dtype=np.int32)

@@ -341,7 +341,12 @@ class Meter:
         self._past: list[tuple[float, int]] = [(monotonic(), 0)]
 
     def line(self, phase: str, left_s: float | None) -> str:
-        """Read the counters now and render them in at most 77 columns; None where the window's end is not known."""
+        """Read the counters now and render them in at most 77 columns.
+
+        Args:
+            phase: "warm-up", "measuring" or "finishing".
+            left_s: seconds to the end of the window, None if unknown.
+        """
         total = self._board.total
         at, ok, errors = monotonic(), total(OK), total(ERRORS)
         self._past.append((at, ok))

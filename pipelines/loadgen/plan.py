@@ -24,6 +24,11 @@ from pipelines.loadgen.trace import read_trace
 def sampler(length: LengthSettings, rng: Random, *, key: str) -> Callable[[], int]:
     """Return a function that draws one length, in tokens, at least 1.
 
+    Args:
+        length: the distribution.
+        rng: random number generator; the same seed gives the same lengths.
+        key: its name in the configuration, for messages, e.g. "workload.isl".
+
     Raises:
         UserError: the file of an empirical distribution cannot be read.
     """
@@ -94,7 +99,14 @@ def _read(path: Path | None, key: str) -> tuple[int, ...]:
 
 
 def offsets(arrival: str, rate: float, cv: float, rng: Random) -> Iterator[int]:
-    """Yield due times forever, ascending, the first after one gap; gamma has the shape 1/cv^2 and the mean 1/rate."""
+    """Yield due times forever, ascending, the first after one gap.
+
+    Args:
+        arrival: "constant", "poisson" or "gamma".
+        rate: requests per second.
+        cv: gamma: coefficient of variation of the gaps (shape 1/cv^2, mean 1/rate).
+        rng: random number generator.
+    """
     count, now = 0, 0.0
     while True:
         count += 1
@@ -141,7 +153,12 @@ class PlannedRequest:
     then: tuple[tuple[int, PlannedRequest], ...] = ()
 
     def renewed(self, words: Mapping[str, int], times: int) -> PlannedRequest:
-        """Return the same request with other pictures or another word behind the common prefix, new to a KV cache."""
+        """Return the same request with other pictures or another word behind the common prefix, new to a KV cache.
+
+        Args:
+            words: words of one token each, without the space before them, and their places.
+            times: how often the request was sent already.
+        """
         if self.images:
             return replace(self, images=tuple(seed + times for seed in self.images))
         first, *rest = *self.history, self.text
@@ -201,13 +218,26 @@ class LevelPlan:
         salt: int = 0,
         nonce: str = "",
     ) -> None:
-        """Prepare to draw; another `salt` gives other requests, another `nonce` the same with other words."""
+        """Prepare to draw.
+
+        Args:
+            load: the level.
+            workload: lengths, prompts, arrival.
+            settings: length of the window, number of requests.
+            maker: makes the prompts.
+            salt: another number gives other requests; the warm-up uses its own.
+            nonce: of this measurement, so that no prompt is one of an earlier; lengths and times do not depend on it.
+        """
         self.load, self._workload, self._settings, self._maker = load, workload, settings, maker
         self._rng = Random(f"{workload.seed}/{load.number}/{salt}")
         self._words = Random(f"{nonce}/{workload.seed}/{load.number}/{salt}")
 
     def pool(self, count: int | None = None) -> list[Conversation]:
-        """Make conversations for a closed loop; users take one after another and start over when all are used."""
+        """Make conversations for a closed loop; users take one after another and start over when all are used.
+
+        Args:
+            count: requests needed; None if not known beforehand.
+        """
         rng, turns, side = self._rng, self._workload.turns, self._workload.image_side
         picture_bytes = self._workload.images * 3 * side**2
         draw = mixed_sampler(self._workload, rng)

@@ -66,6 +66,11 @@ class PromptMaker:
     def make(self, lengths: Sequence[int], rng: Random, *, prefix_share: float = 0.0) -> list[str]:
         """Make one random text per length.
 
+        Args:
+            lengths: input tokens of each, including special tokens.
+            rng: random number generator.
+            prefix_share: this share of the tokens of each text is the beginning of one common text.
+
         Raises:
             UserError: a length leaves no room for a word, or the tokenizer has no text of that length.
         """

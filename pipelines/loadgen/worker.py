@@ -33,7 +33,11 @@ class Pacer:
     """Waits for absolute times, and counts the CPU time spent on waiting."""
 
     def __init__(self, mean_gap_ns: float) -> None:
-        """Spin at most a seventh of `mean_gap_ns`, the expected time between two waits."""
+        """Prepare.
+
+        Args:
+            mean_gap_ns: expected between two waits; spinning takes at most a seventh of it.
+        """
         self._spin_ns = min(_SPIN_NS, int(_SPIN_SHARE * mean_gap_ns))
         self._spinning, self._since = 0, 0
         self.spun_ns = 0
@@ -64,7 +68,13 @@ _SWITCH_S = 5e-4
 
 
 def main(pipe: Connection, cells: Any, number: int) -> None:
-    """Serve jobs until the pipe closes; entry point of the process."""
+    """Serve jobs until the pipe closes; entry point of the process.
+
+    Args:
+        pipe: jobs in, reports out. The process ends when the other end is gone.
+        cells: the shared counters.
+        number: of this process, from 0.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the directing process
     _prefer()
     sys.setswitchinterval(_SWITCH_S)  # gRPC's thread must not wait 5 ms for ours

@@ -307,7 +307,13 @@ def accuracy_limit(record: Record, expect: ExpectSettings, chance: float) -> lis
 
 
 def accuracy_fell(nights: list[Record], settings: NightlySettings, chance: float) -> list[Regression]:
-    """Find a significant loss of right answers against the best earlier night, paired question by question."""
+    """Find a significant loss of right answers against the best earlier night, paired question by question.
+
+    Args:
+        nights: nights of one cell since its accuracy was last expected to change, oldest first; the last is judged.
+        settings: contain the tolerated loss.
+        chance: probability below which a loss counts as real.
+    """
     floor = settings.expect.floor_percent.get("accuracy")
     last = nights[-1].accuracy
     if floor is None or last is None:

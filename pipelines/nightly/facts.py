@@ -82,7 +82,12 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def of_artifacts(artifacts: Artifacts, since: datetime) -> dict[str, Any]:
-    """Collect accuracy, sizes, memory and versions of a cell, and the seconds of what was not in the store before."""
+    """Collect accuracy, sizes, seconds, memory and versions of a cell.
+
+    Args:
+        artifacts: node id -> folder.
+        since: when the run began; artifacts made earlier came from the store and have no duration for tonight.
+    """
     manifests = {node: read_manifest(path) for node, path in artifacts.items()}
     created = {
         manifest["stage"]: manifest

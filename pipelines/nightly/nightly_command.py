@@ -132,9 +132,11 @@ def _begin(settings: Settings, cells: Sequence[NightlyCell], history: History, h
 
 
 def fresh_store(store: Path, root: Path) -> Path:
-    """Create an empty store for one run, or take one that exists; remove those of earlier runs on this host.
+    """Create an empty store for one run, and remove the stores of earlier runs on this host.
 
-    Downloads and timing caches are shared with `root`, the usual store.
+    Args:
+        store: folder to create; if it exists, the run is resumed.
+        root: the usual store, with which downloads and timing caches are shared.
     """
     if store.parent.is_dir():
         for old in store.parent.iterdir():

@@ -45,7 +45,13 @@ _HEADS = ("benchmark", "evaluate", "repository", "build", "quantize")
 def collect(
     store: Store, model: str | None = None, variants: Sequence[str] | None = None, criteria: Criteria = USUAL
 ) -> ReportData:
-    """Collect all data of a report: of one model or all, of these formats in this order or all, the baseline first.
+    """Collect all data of a report.
+
+    Args:
+        store: is only read; the artifacts' large files may be missing.
+        model: label of one model; None is every model of the store.
+        variants: formats in the order to show; None is every format of the store, the baseline first.
+        criteria: which loss is acceptable, and how sure a verdict has to be.
 
     Raises:
         UserError: the store has no matching artifact, or a manifest or result is broken.

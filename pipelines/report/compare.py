@@ -100,7 +100,9 @@ class Comparison:
 def comparison(data: ReportData, max_loss_percent: float = 1.0) -> tuple[Comparison, ...]:
     """Compare the formats of every workload; a model that was never benchmarked is compared by accuracy and size.
 
-    A format that loses more than `max_loss_percent` of the baseline's accuracy is not chosen.
+    Args:
+        data: result of `pipelines.report.collect`.
+        max_loss_percent: in percent of the baseline's accuracy; a format that loses more is not chosen.
     """
     compared = [compare_formats(data, workload, workload.model, max_loss_percent) for workload in data.workloads]
     without = [model for model in data.models if model not in {item.model for item in compared}]

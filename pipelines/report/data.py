@@ -302,7 +302,12 @@ def loads(levels: Sequence[LoadPoint]) -> str:
 
 
 def run_label(runs: Sequence[BenchmarkRun], levels: Sequence[LoadPoint] | None = None) -> str:
-    """Return the six facts of a number as text: model, precision, ISL, OSL, concurrency or rate, TP."""
+    """Return the six facts of a number as text: model, precision, ISL, OSL, concurrency or rate, TP.
+
+    Args:
+        runs: at least one run; all of the same model and TP.
+        levels: the levels to describe; None is every level of the runs.
+    """
     chosen = [level for run in runs for level in run.result.levels] if levels is None else list(levels)
     first = runs[0].result
     precisions = ", ".join(dict.fromkeys(run.result.precision for run in runs))

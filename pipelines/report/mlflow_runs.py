@@ -67,6 +67,12 @@ def mlflow_fault(uri: str | None) -> Fault | None:
 def log_runs(data: ReportData, uri: str, files: Sequence[Path], cards: Mapping[str, Path]) -> list[str]:
     """Log every format of a report that the store does not have yet.
 
+    Args:
+        data: result of `pipelines.report.collect`.
+        uri: MLflow's store: file:/folder, sqlite:////folder/mlflow.db, or a server, http://host:5000.
+        files: of the report, kept with each run.
+        cards: model cards by label, each kept with its run.
+
     Returns:
         a line about each format.
 

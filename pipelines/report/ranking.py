@@ -26,7 +26,14 @@ Tiles = Callable[[Comparison], tuple[Card, ...]]
 
 
 def ranking(data: ReportData, compared: Comparison, most_percent: float, tiles: Tiles | None = None) -> Ranking:
-    """Return the ranking of a comparison; without loads it has one step, and says why."""
+    """Return the ranking of a comparison; without loads it has one step, and says why.
+
+    Args:
+        data: result of `pipelines.report.collect`.
+        compared: its comparison under one workload.
+        most_percent: acceptable loss, percent of the baseline's accuracy.
+        tiles: makes the first screen of a comparison; None leaves the first screen alone.
+    """
     levels = [level for row in compared.rows for level in finished(row.run)]
     loads = dict.fromkeys(level.load for level in levels)
     slo = next((row.run.result.slo for row in compared.rows if row.run), Slo())

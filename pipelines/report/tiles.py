@@ -29,7 +29,14 @@ def main_comparison(compared: Sequence[Comparison]) -> Comparison:
 
 
 def tiles(data: ReportData, main: Comparison, prices: PriceSettings, limits: str | None = None) -> tuple[Card, ...]:
-    """Return the tiles of a report."""
+    """Return the tiles of a report.
+
+    Args:
+        data: result of `pipelines.report.collect`.
+        main: the comparison that they answer for.
+        prices: as given; without any there is no tile of a price.
+        limits: what the limits are called; None names each with its value.
+    """
     chosen = next((row for row in main.rows if row.variant == main.chosen), None)
     made = (_size(main, chosen), _loss(data, chosen)) if chosen else (_engines(data), _accuracy(data))
     return *made, *_load(main, prices, limits)

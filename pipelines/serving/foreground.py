@@ -120,6 +120,14 @@ def serve(
 ) -> int:
     """Serve until Ctrl-C, SIGTERM or the end of the server.
 
+    Args:
+        repository: folder of the models.
+        settings: address, ports, limits.
+        progress: shows loading.
+        log_file: the server's log; None means a temporary file.
+        prompt: for the example lines.
+        slo: limits that the metrics show exactly how many answers meet.
+
     Returns:
         exit code: 0 if drained, 1 if the server crashed more often than `serving.restarts` allows (the
         reasons are printed), 130 if interrupted before it was ready, or twice.

@@ -234,7 +234,10 @@ class StartCrashError(ServerFailedError):
 def why_not_started(lines: Sequence[str], ended: str | None, log_file: Path) -> ServerFailedError:
     """Explain a failed start: the models that did not load, or the server's last messages.
 
-    `ended` is None if it is still running, which happens only when a model failed.
+    Args:
+        lines: of its log.
+        ended: how it ended; None if it is still running, which happens only when a model failed.
+        log_file: the complete log.
     """
     failures = load_failures(lines)
     if ended is not None and not failures:
@@ -251,7 +254,15 @@ def why_ended(
     what: str = "ended while it was in use",
     program: str = "tritonserver",
 ) -> ServerFailedError:
-    """Explain why a server ended."""
+    """Explain why a server ended.
+
+    Args:
+        lines: of its log; if it was ready, only those since then.
+        ended: how it ended.
+        log_file: the complete log.
+        what: what happened to it.
+        program: the server.
+    """
     last = " | ".join(useful_lines(lines))
     last = f" It said: {last}" if last else ""
     return ServerFailedError(f"{program} {what}: {ended}.{last}", todo=f"Log: {log_file}")

@@ -52,6 +52,10 @@ def answers_200(host: str, port: int, path: str) -> bool:
 def choose_ports(settings: ServingSettings, *, usual: bool = False) -> dict[str, int]:
     """Decide every port.
 
+    Args:
+        settings: None leaves a port open.
+        usual: prefer the usual port where the choice is open and the port is free.
+
     Returns:
         setting's name -> port, for http_port, grpc_port, metrics_port and, with a service in front, openai_port.
 

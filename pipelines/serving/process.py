@@ -64,7 +64,15 @@ class TritonServer:
         log_file: Path | None = None,
         usual_ports: bool = False,
     ) -> None:
-        """Prepare; nothing is started before the `with` block. Without a `log_file`, one exists while it is needed."""
+        """Prepare; nothing is started before the `with` block.
+
+        Args:
+            repository: folder of the models.
+            settings: address, ports, limits.
+            progress: shows loading.
+            log_file: path of the log; None means a temporary file, removed if all went well.
+            usual_ports: prefer 8000, 8001 and 8002 where the settings leave a port open.
+        """
         self.repository: ModelRepository = read_repository(repository)
         self.settings = settings
         here = (

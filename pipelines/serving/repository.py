@@ -121,6 +121,10 @@ def read_repository(folder: Path) -> ModelRepository:
 def refuse_elsewhere(repository: ModelRepository, *, from_wheel: bool) -> None:
     """Refuse a repository that the server found here cannot serve.
 
+    Args:
+        repository: to be served.
+        from_wheel: whether the server is that of nvidia-pytriton, which has only the Python backend.
+
     Raises:
         UserError: it needs TensorRT-LLM's backend, or a launch over several machines.
     """

@@ -256,6 +256,10 @@ class Group(BaseModel):
     def judged(cls, values: Mapping[str, Any], key: str = "") -> Self:
         """Validate a user's values and make the group.
 
+        Args:
+            values: by field.
+            key: prefix of the fields in messages, e.g. "engine.openvino."; empty for the whole configuration.
+
         Raises:
             UserError: every fault at once: the key, what was given, what is allowed.
         """

@@ -29,6 +29,10 @@ def device_commands(build: BuildSettings, positions: int | None) -> dict[str, st
 
     Source: TensorRT Edge-LLM 0.11.0: its quick start guide for `llm_build` and `llm_inference`, which are compiled from
     source; the parsers of tensorrt-edgellm-build and tensorrt-edgellm-serve, which come with the wheel.
+
+    Args:
+        build: limits that are given hold; others are the server's own, as far as the model's positions reach.
+        positions: longest sequence of the model, None if not known.
     """
     batch, prompt, total = (getattr(build, name) if build.given(name) else own for name, own in SERVERS_OWN.items())
     if positions is not None and not build.given("max_seq_len"):

@@ -50,6 +50,10 @@ def baseline_of(evaluated: Mapping[str, Path], variant: str) -> Path | None:
     It is the one in Transformers if there is one, else the 16-bit baseline's: of an evaluation of its own, of the same
     one where both were asked in turns, and for the uncompressed model its own.
 
+    Args:
+        evaluated: folders of a run's evaluations by the id of their node.
+        variant: compression that the run evaluated.
+
     Returns:
         a file; None if the baseline was skipped.
     """
@@ -298,7 +302,14 @@ class EvaluateByTrtllmServe(EvaluateServed):
 
 
 def server_of(settings: EvalSettings, identity: Mapping[str, Any], place: Path, progress: Progress) -> OpenAiServer:
-    """Return the client of the server that runs already, with what it answered before in a run that was stopped."""
+    """Return the client of the server that runs already, with what it answered before in a run that was stopped.
+
+    Args:
+        settings: the server's address, and how it is asked.
+        identity: of the stage; other questions have another file of answers.
+        place: beginning of that file's path.
+        progress: shows a note if there are answers.
+    """
     from eval.server import OpenAiServer, TritonGrpc
 
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]

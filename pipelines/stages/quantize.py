@@ -179,6 +179,12 @@ class Quantize:
 def check_model(folder: Path, qformat: QFormat, *, with_positions: bool = True, **limits: Any) -> None:
     """Apply the rules that the plan could not apply because the model was not on disk yet.
 
+    Args:
+        folder: Hugging Face checkpoint.
+        qformat: to export it in.
+        with_positions: whether the checkpoint's reader must know the model's rotary embedding.
+        limits: as for `check_checkpoint`.
+
     Raises:
         UserError: the model cannot be exported like that.
     """

@@ -93,7 +93,12 @@ class Manifests:
 
 
 def check_files(folder: Path, manifest: Mapping[str, Any], *hashes: Callable[[Path], str]) -> None:
-    """Compare every file of an artifact with its manifest; it is damaged if none of `hashes` gives the right SHA-256.
+    """Compare every file of an artifact with its manifest.
+
+    Args:
+        folder: of the artifact.
+        manifest: as `read_manifest` returned it.
+        hashes: ways to get the SHA-256 of a file; a file is damaged if none of them gives the right one.
 
     Raises:
         DamagedError: a file is missing, cannot be read, or has other bytes, or one was added.

@@ -147,6 +147,12 @@ def model_source(
 ) -> tuple[InputSource, ModelShape]:
     """Inspect a local Hugging Face folder.
 
+    Args:
+        folder: with config.json, safetensors and a tokenizer.
+        hashes: cache, so that each file is hashed only once.
+        key: setting that names the folder, for messages.
+        weights: whether the weights are needed; if only the tokenizer is, they may be missing.
+
     Returns:
         the source and the model's shape.
 
@@ -346,6 +352,11 @@ def files_source(
 
 def adapter_source(folder: Path, hashes: HashCache, key: str) -> tuple[InputSource, Adapter]:
     """Inspect a LoRA adapter written by peft, without reading a weight.
+
+    Args:
+        folder: with adapter_config.json and adapter_model.safetensors; nothing else in it counts.
+        hashes: cache, so that each file is hashed only once.
+        key: setting that names the folder, for messages.
 
     Raises:
         UserError: the folder was not written by peft, its weights are pickled, or it is more than LoRA matrices.

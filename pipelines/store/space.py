@@ -107,7 +107,12 @@ def remember_link(store: Store, link: Path) -> None:
 
 
 def survey(store: Store, keep_days: int) -> Space:
-    """Look at every artifact and every abandoned staging folder."""
+    """Look at every artifact and every abandoned staging folder.
+
+    Args:
+        store: the store.
+        keep_days: an artifact is kept for this long after its last use.
+    """
     damaged = (path for stage in subfolders(store.root / SET_ASIDE) for path in subfolders(stage))
     holdings = [*_artifacts(store), *_nights(store), *map(_unnamed, damaged), *_answers(store)]
     reasons = _reasons(store, holdings, keep_days)

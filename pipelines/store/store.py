@@ -263,7 +263,12 @@ def salvaging(staging: Path, manifest: Json, store: Store) -> Iterator[None]:
 
 
 def recover(store: Store, *, continuable: bool = True) -> list[Artifact]:
-    """Reclaim the staging folders of killed runs and keep their measurements; runs in progress are left alone."""
+    """Reclaim the staging folders of killed runs and keep their measurements; runs in progress are left alone.
+
+    Args:
+        store: the store.
+        continuable: leave staging folders that the next run of the same stage continues.
+    """
     recovered = []
     with suppress(OSError):  # a full or read-only disk: the measurements stay in the staging folder until the next run
         for staging in store.abandoned_staging():

@@ -118,6 +118,10 @@ def search(bounds: Sequence[float], evaluate: Callable[[float], Tried | None]) -
 
     The largest comes first: without it nothing is GO. A bound above the bits that a mix has was answered by that mix.
 
+    Args:
+        bounds: ascending.
+        evaluate: evaluates one; None if that failed, which ends the search.
+
     Returns:
         what was tried, in this order.
     """

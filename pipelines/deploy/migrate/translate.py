@@ -80,7 +80,14 @@ class Draft:
 
 
 def translate(old: OldDeployment, formats: Formats, version: str | None, draft: Draft | None = None) -> list[Word]:
-    """Return what becomes of every setting that says something."""
+    """Return what becomes of every setting that says something.
+
+    Args:
+        old: the deployment.
+        formats: as judged.
+        version: of the TensorRT-LLM that will read the options; None is any.
+        draft: the draft model, if it is named.
+    """
     stated = {(each.table, each.name): each for each in old.settings}
     words = [*formats.words, *_split(old), *map(_word, stated.values()), *_speculation(old, draft)]
     served = stated.get(("triton", "triton_max_batch_size"))
@@ -173,7 +180,12 @@ def _speculation(old: OldDeployment, draft: Draft | None) -> Iterator[Word]:
 
 
 def judge(old: OldDeployment, sm: float | None) -> Formats:
-    """Judge formats and model by the rules of the LLM API."""
+    """Judge formats and model by the rules of the LLM API.
+
+    Args:
+        old: the deployment.
+        sm: compute capability of the GPU; None judges without one.
+    """
     place, shape = ", ".join(old.read), _shape(old)
     if old.algorithms is None:
         why = "it is quant_algo in the checkpoint's config.json, and not in what was read"

@@ -48,7 +48,15 @@ def make_app(
     cors_origins: Sequence[str] = (),
     slo: Slo = NO_SLO,
 ) -> FastAPI:
-    """Build the service."""
+    """Build the service.
+
+    Args:
+        load: collects the facts of the repository, here and in the process that reads large bodies.
+        backend: tritonserver.
+        limits: of one request.
+        cors_origins: of web pages that may use the service from a browser.
+        slo: limits that the metrics show exactly how many answers meet.
+    """
     served, reader = load(), Reader(load, limits)
 
     @asynccontextmanager

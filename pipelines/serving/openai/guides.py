@@ -200,6 +200,12 @@ def embedded(schema: Json, place: str, whose: str, param: str) -> Json:
 
     `$ref` is a pointer only where a schema stands: not in `const`, `enum` or `default`, nor as a property's name.
 
+    Args:
+        schema: whole.
+        place: where it will lie, as a JSON pointer.
+        whose: the schema is, for errors.
+        param: of the request, for errors.
+
     Raises:
         ApiError: 400, naming a reference that leads out of the schema or to nothing.
     """

@@ -51,7 +51,18 @@ class ServedEngine:
 def engine_inputs(
     sampling: Sampling, prompt: Sequence[int], max_tokens: int, choice: int, engine: ServedEngine
 ) -> list[InputTensor]:
-    """Build the inputs for one choice of one prompt; each choice of a prompt has a seed of its own."""
+    """Build the inputs for one choice of one prompt.
+
+    Temperature and top_p default to 1 as OpenAI documents, which is sampling; TensorRT-LLM's own default is greedy.
+    Temperature 0 and top_p 0 are greedy. TensorRT-LLM always draws the same without a seed, so it gets a random one.
+
+    Args:
+        sampling: the client's parameters.
+        prompt: token ids.
+        max_tokens: maximum of output tokens.
+        choice: number of the answer among the `n` to this prompt; each has a seed of its own.
+        engine: the served model.
+    """
     tokenizer, repository = engine.tokenizer, engine.repository
     inputs = [
         *prompt_inputs(prompt, max_tokens),

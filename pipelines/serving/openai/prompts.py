@@ -234,6 +234,11 @@ class ChatTemplate:
     def load(cls, folder: Path, file: Path | None = None, picture: str | None = None) -> ChatTemplate:
         """Load a file, else the templates of the folder.
 
+        Args:
+            folder: of the tokenizer.
+            file: the user's own template.
+            picture: text of the token for a picture; None for a text model.
+
         Raises:
             UserError: a file of the folder cannot be used.
         """

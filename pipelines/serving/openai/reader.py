@@ -35,6 +35,12 @@ class Reader:
     """Reads one body at a time in the process, and starts it again when it has ended."""
 
     def __init__(self, load: Callable[[], ServedModel], limits: Limits) -> None:
+        """Remember how to start it.
+
+        Args:
+            load: collects the facts of the served model; it is called in the process.
+            limits: of one request, whose time is also the longest wait for an answer.
+        """
         self._load, self._limits = load, limits
         self._turn = asyncio.Lock()
 

@@ -115,7 +115,16 @@ def best_of(logits: Any, top: int) -> tuple[Best, ...]:
 def choice(
     index: int, scores: Scores, tokens: ServedTokenizer, *, with_best: bool, as_ids: bool = False, new: bool = True
 ) -> Json:
-    """Build a choice of the response: the echoed prompt, mostly with one more token, and their log probabilities."""
+    """Build a choice of the response: the echoed prompt, mostly with one more token, and their log probabilities.
+
+    Args:
+        index: of the choice.
+        scores: of the prompt.
+        tokens: makes text of tokens.
+        with_best: with the likeliest tokens.
+        as_ids: name tokens "token_id:5" instead of by their text, which several tokens may share.
+        new: with the new token.
+    """
     length = len(scores.tokens) if new else len(scores.tokens) - 1
     scores = Scores(scores.tokens[:length], scores.log_probs[:length], scores.best[:length])
 
