@@ -100,6 +100,7 @@ def question_faults(d: Deployment) -> list[Fault]:
 
 
 def _unseen(d: Deployment) -> Fault | None:
+    """Refuse questions about pictures where nothing sees them."""
     task = f"eval.task='{PICTURES}' asks about pictures"
     if d.target not in EVALUATED or d.settings.eval.task != PICTURES:
         return None

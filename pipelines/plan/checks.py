@@ -106,6 +106,7 @@ def _refusing(findings: Iterable[BrokenRule]) -> set[str]:
 
 
 def _text_notes(d: Deployment) -> tuple[str, ...]:
+    """Name the texts that are observed, and those that predictions are compared on."""
     calibration, fidelity = d.settings.calibration, d.settings.fidelity
     notes = []
     if weights_checks.taken_over(d.settings):
@@ -138,6 +139,7 @@ def _judged_by(d: Deployment) -> tuple[str, ...]:
 
 
 def _served(d: Deployment) -> list[Fault]:
+    """Return the faults that count with an engine already built too."""
     return [
         *serving_checks.check(d),
         *(accuracy_checks.question_faults(d) if d.target in EVALUATED else ()),
@@ -147,6 +149,7 @@ def _served(d: Deployment) -> list[Fault]:
 
 
 def _host_memory(d: Deployment, checked: Checked) -> None:
+    """Add what an engine that computes in this process needs of the host's memory."""
     if d.shape is None or d.engine.memory_model != "process":
         return
     memory = memory_checks.cpu_predicted(d.settings, d.shape)
@@ -204,6 +207,7 @@ def _newer(d: Deployment) -> list[Fault]:
 
 
 def _reported(d: Deployment) -> list[Fault]:
+    """Refuse a report that could not be logged, or not be compared, before hours are spent on its results."""
     faults: list[Fault] = []
     if d.target == "all" and d.settings.report.mlflow is not None:
         from pipelines.report.mlflow_runs import mlflow_fault  # imports all that a report is made of
@@ -231,6 +235,7 @@ def _baseline(d: Deployment, broken: Sequence[BrokenRule]) -> list[Fault]:
 
 
 def _few_texts(calibration: CalibrationSettings, few: int | None) -> list[Fault]:
+    """Warn of calibration data with fewer texts than activations should be observed on."""
     if few is None:
         return []
     return [
@@ -261,6 +266,7 @@ def _pinned(settings: Settings, machine: Machine) -> list[Fault]:
 
 
 def _draft(d: Deployment) -> list[Fault]:
+    """Check the draft model's format and split; it runs on the GPUs of its target."""
     guess, shape = d.settings.speculative, d.draft_shape
     if guess.draft is None or guess.draft_qformat is None or shape is None:
         return []
@@ -320,6 +326,7 @@ def check_memory(d: Deployment) -> list[Fault]:
 
 
 def _gpu_memory(d: Deployment, checked: Checked, allowed: Callable[[str], bool]) -> None:
+    """Check every engine of the plan against the memory of the GPU."""
     gpu, settings = d.gpu, d.settings
     if about := gpus.describe(settings.hardware, d.machine):
         checked.notes += (about,)

@@ -79,6 +79,7 @@ def calibration_text(d: Deployment) -> tuple[list[Node], dict[str, Input]]:
 
 
 def _with_text(d: Deployment, node: Node, *, calibrated: bool = True) -> list[Node]:
+    """Return a node after the text that it reads, if it reads one."""
     if not calibrated:
         return [node]
     before, text = calibration_text(d)
@@ -86,6 +87,7 @@ def _with_text(d: Deployment, node: Node, *, calibrated: bool = True) -> list[No
 
 
 def _with_calibration(d: Deployment, node: Node, stage: Quantize) -> list[Node]:
+    """Return a quantization after the text that it reads."""
     return _with_text(d, node, calibrated=stage.reads_texts and not taken_over(d.settings))
 
 
@@ -140,6 +142,7 @@ def quantize(d: Deployment) -> Quantize:
 
 
 def _recover(d: Deployment, weights: Input) -> list[Node]:
+    """Return the training of the weights, after its text."""
     settings = d.settings
     before, text = calibration_text(d)
     teacher = {"teacher": d.sources.get("teacher", model(d))} if settings.recover.method == "distill" else {}
@@ -167,6 +170,7 @@ def build(d: Deployment, predicted: Mapping[str, float] | None = None) -> Build:
 
 
 def _with_heads(d: Deployment) -> list[Node]:
+    """Return the conversion of a model with its trained heads, and its build."""
     settings, prefix = d.settings, d.prefix
     label, weights, made = f"{d.label}-{settings.speculative.mode}", model(d), list[Node]()
     if settings.speculative.mode == "redrafter":

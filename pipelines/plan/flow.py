@@ -59,6 +59,7 @@ def nodes(d: Deployment) -> list[Node]:
 
 
 def _nodes(d: Deployment) -> list[Node]:
+    """List the stages after the downloads; what several of them read may be listed more than once."""
     if d.is_elsewhere:
         return [_ask_server(d) if d.target == "evaluate" else _benchmark(d)]
     if d.target == "diagnose":
@@ -83,6 +84,7 @@ def _nodes(d: Deployment) -> list[Node]:
 
 
 def _served(d: Deployment) -> list[Node]:
+    """Return the engines besides the model's own, the repository and the benchmark, as far as the target goes."""
     made = [*draft_nodes(d), *vision_nodes(d)] if d.target == "build" or d.target in SERVED else []
     if d.target in SERVED:
         made.append(_repository(d))
@@ -138,6 +140,7 @@ def _asked(d: Deployment) -> dict[str, Input]:
 
 
 def _evaluate(d: Deployment) -> list[Node]:
+    """Return the evaluation of an engine: in turns with the 16-bit one, by itself, or behind its own server."""
     if d.asks_trtllm_serve:
         return _ask_trtllm_serve(d)
     settings, chosen = d.settings, d.engine
@@ -159,6 +162,7 @@ def _warns(d: Deployment) -> bool:
 
 
 def _evaluate_reference(d: Deployment) -> Node:
+    """Return the evaluation of the model itself, in Transformers."""
     build, name = d.settings.build, d.settings.model.label
     longest = build.max_seq_len or d.positions
     limit = None if longest is None else longest_scored(d.engine.name, longest, build.max_num_tokens)
@@ -167,6 +171,7 @@ def _evaluate_reference(d: Deployment) -> Node:
 
 
 def _ask_trtllm_serve(d: Deployment) -> list[Node]:
+    """Return the evaluation of a model behind a trtllm-serve that is started for it, after its repository."""
     settings, build, repository = d.settings, d.settings.build, _repository(d)
     longest = build.max_seq_len or d.positions
     stage = EvaluateByTrtllmServe(
@@ -185,6 +190,7 @@ def _ask_trtllm_serve(d: Deployment) -> list[Node]:
 
 
 def _ask_server(d: Deployment) -> Node:
+    """Return the evaluation of a model on a server that runs already."""
     settings, build = d.settings, d.settings.build
     stage = EvaluateServed(
         settings.eval,
@@ -197,6 +203,7 @@ def _ask_server(d: Deployment) -> Node:
 
 
 def _fidelity(d: Deployment) -> list[Node]:
+    """Return the comparison of predictions with those of the reference, after its texts."""
     settings, fidelity = d.settings, d.settings.fidelity
     stage = Fidelity(
         d.engine.name,
@@ -218,6 +225,7 @@ def _fidelity(d: Deployment) -> list[Node]:
 
 
 def _fidelity_of_server(d: Deployment) -> list[Node]:
+    """Return the comparison of a server's predictions with those of the 16-bit engine, after its texts."""
     settings = d.settings
     stage = FidelityServed(
         d.engine.name,
@@ -237,6 +245,7 @@ def _fidelity_of_server(d: Deployment) -> list[Node]:
 
 
 def _texts(d: Deployment) -> tuple[list[Node], dict[str, Input]]:
+    """Return the texts that predictions are compared on, and the download of one that is not here."""
     fidelity = d.settings.fidelity
     names = [name for name in FIDELITY_TEXTS.values() if name in d.sources and name != "calibration"]
     texts: dict[str, Input] = {name: d.sources[name] for name in names}
@@ -247,6 +256,7 @@ def _texts(d: Deployment) -> tuple[list[Node], dict[str, Input]]:
 
 
 def _diagnose(deployment: Deployment) -> list[Node]:
+    """Return the diagnosis of what is given, or of what this configuration makes as far as it runs here."""
     # dynamic quantization of activations would look like a fault of the engine
     d = deployment.with_groups(engine=deployment.settings.engine.with_checkpoints_arithmetic())
     settings, diagnose, quantized = d.settings, d.settings.diagnose, quantize(d)
@@ -278,6 +288,7 @@ def _diagnose(deployment: Deployment) -> list[Node]:
 
 
 def _made_here(d: Deployment) -> tuple[list[Node], dict[str, Input]]:
+    """Return what is made to be diagnosed, by the names under which the diagnosis reads it."""
     diagnose = d.settings.diagnose
     made = engine_nodes(d) if d.engine.gives_logits else checkpoint_nodes(d)  # other engines run on a GPU machine
     inputs: dict[str, Input] = {"checkpoint": "quantize"}
@@ -315,6 +326,7 @@ def _repository(d: Deployment) -> Node:
 
 
 def _beside(d: Deployment) -> dict[str, Input]:
+    """Return the engines besides the model's own that are served."""
     beside: dict[str, Input] = {"draft_engine": "draft.build"} if draft_nodes(d) else {}
     vision = d.target != "diagnose" and vision_nodes(d)
     return beside | ({"vision_engine": "vision"} if vision else {})

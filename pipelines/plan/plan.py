@@ -140,6 +140,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
 def _resolved(
     goal: Goal, store: Store, machine: Machine, faults: list[Fault]
 ) -> tuple[Deployment, str, tuple[str, ...]]:
+    """Return what will run, why its engine was chosen, and the plan's notes on what is tuned; faults are added."""
     settings, facts = goal.settings, UserInputs()
     shape = settings.model.shape.to_shape() if settings.model.shape else None
     with collecting(faults):
@@ -193,6 +194,7 @@ def with_questions(goal: Goal, store: Store) -> tuple[Goal, tuple[str, ...]]:
 
 
 def _in_store(data: Download, store: Store) -> bool:
+    """Return whether an earlier run downloaded the data."""
     try:
         return store.find(data.name, node_key(Node("download.eval", data, "", {}), {})[0]) is not None
     except DamagedError:  # made again

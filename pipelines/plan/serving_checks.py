@@ -59,6 +59,7 @@ def check(d: Deployment) -> list[Fault]:
 
 
 def _pictures(d: Deployment) -> list[Fault]:
+    """Return why the pictures of the workload are not seen, are too many, or fill the whole prompt."""
     work, images = d.settings.workload, d.settings.multimodal
     if not work.images or d.settings.benchmark.is_openai:  # an OpenAI endpoint says so itself
         return []
@@ -91,6 +92,7 @@ def _pictures(d: Deployment) -> list[Fault]:
 
 
 def _trtllm_serve(d: Deployment) -> list[Fault]:
+    """Return why trtllm-serve cannot be started on what is built."""
     settings, faults = d.settings, list[Fault]()
     if d.engine.server is not ServerBackend.LLM_API:
         what = f"serving.server=trtllm_serve does not serve engine={d.engine.setting}."
@@ -108,6 +110,7 @@ def _trtllm_serve(d: Deployment) -> list[Fault]:
 
 
 def _measured(d: Deployment) -> list[Fault]:
+    """Return why an engine that is built first cannot be evaluated, compared, diagnosed or loaded like that."""
     settings, target, engine, faults = d.settings, d.target, d.engine, list[Fault]()
     if d.asks_trtllm_serve and engine.server is ServerBackend.LLM_API:
         faults += _not_scored(settings.eval.task)
@@ -130,6 +133,7 @@ NO_SCORES = "trtllm-serve returns log probabilities of its answers, not of a pro
 
 
 def _not_scored(task: str) -> list[Fault]:
+    """Refuse a task that trtllm-serve cannot answer, as far as that is known before the task is loaded."""
     if is_written(task) is not False:
         return []
     what = f"eval.task='{task}' needs the log probabilities of given texts; {NO_SCORES}."
@@ -145,6 +149,7 @@ _STREAMING = Fault(
 
 
 def _devices(d: Deployment) -> list[Fault]:
+    """Check that every instance of the model has one GPU and one process per rank of the engine."""
     triton, hardware, faults = d.settings.triton, d.settings.hardware, list[Fault]()
     by, most = d.built or d.settings.build, hardware.gpus_per_server
     ranks = by.tp_size * by.pp_size
@@ -173,6 +178,7 @@ def _devices(d: Deployment) -> list[Fault]:
 
 
 def _files(work: WorkloadSettings) -> list[Fault]:
+    """Read the files of the workload: its trace, and lengths given as a file."""
     faults = list[Fault]()
     if work.trace is not None:
         with collecting(faults):
@@ -224,6 +230,7 @@ def _not_compared(d: Deployment) -> list[Fault]:
 
 
 def _not_bounded(server: EvalSettings, fidelity: FidelitySettings) -> list[Fault]:
+    """Refuse measures that a server's answers cannot give."""
     url, faults = server.url, []
     if server.asks_triton:
         faults.append(
@@ -251,6 +258,7 @@ def _not_bounded(server: EvalSettings, fidelity: FidelitySettings) -> list[Fault
 
 
 def _not_diagnosed(d: Deployment) -> list[Fault]:
+    """Refuse to diagnose what has no TensorRT-LLM checkpoint, or a server that cannot be started."""
     settings, engine, diagnose, faults = d.settings, d.engine, d.settings.diagnose, list[Fault]()
     if not engine.writes_engine and not diagnose.given:
         faults.append(
@@ -321,6 +329,7 @@ def _built(engine: EngineSettings, built: BuiltEngine, target: Target) -> list[F
 
 
 def _load_fits(work: WorkloadSettings, build: BuildSettings, positions: int | None) -> list[Fault]:
+    """Check the longest request of the workload against the engine's limits; unbounded lengths pass."""
     bounds = [(part.isl.longest, part.osl.longest) for part in work.parts]
     lengths = [(isl, osl) for isl, osl in bounds if isl is not None and osl is not None]
     if not lengths or work.arrival == "trace":

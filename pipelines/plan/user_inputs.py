@@ -142,6 +142,7 @@ def _reference(goal: Goal, sources: dict[str, InputSource], hashes: HashCache) -
 
 
 def _read_texts(goal: Goal, sources: Mapping[str, InputSource]) -> int | None:
+    """Read the beginnings of the user's texts; return what `few_texts` says of the calibration data."""
     if "text.user" in sources:
         few_texts(sources["text.user"].path, goal.settings.fidelity.column)
     calibration = goal.settings.calibration

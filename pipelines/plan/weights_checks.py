@@ -223,6 +223,7 @@ def _sees_rounding(quant: QuantSettings) -> bool:
 
 
 def _rank_faults(recover: RecoverSettings, shape: ModelShape) -> list[Fault]:
+    """Return which linears are smaller than the rank of what is trained beside them."""
     rank = recover.lora_rank
     if rank is None:
         return []
@@ -241,6 +242,7 @@ def _rank_faults(recover: RecoverSettings, shape: ModelShape) -> list[Fault]:
 
 
 def _machine_faults(d: Deployment, shape: ModelShape) -> list[Fault]:
+    """Return training settings that do not fit this machine."""
     machine, recover = d.machine, d.settings.recover
     on_gpu, processes = d.device == "cuda", training_processes(recover, machine)
     if on_gpu and processes > len(machine.gpus):
@@ -266,6 +268,7 @@ def _machine_faults(d: Deployment, shape: ModelShape) -> list[Fault]:
 
 
 def _smaller(recover: RecoverSettings, processes: int, on_gpu: bool) -> str:
+    """List the settings that would lower the memory, of those that do not have that value."""
     could = {
         "recover.lora_rank=16": recover.lora_rank is None,
         "recover.batch_size=1": recover.batch_size != 1 and (on_gpu or processes == 1),

@@ -15,12 +15,14 @@ WINDOW = "pipelines/engines/openvino/blocks.py: openvino_genai CacheEvictionConf
 
 
 def _window(d: DeploymentFacts) -> int:
+    """Return the tokens of the window; 0 where every token is kept."""
     windows = d.triton.max_attention_window_size or ()
     window, limit = (windows[0] if windows else 0), longest(d)
     return 0 if limit is not None and window >= limit else window
 
 
 def _not_in_blocks(d: DeploymentFacts) -> Cases:
+    """Return windows whose exact number of tokens the engine cannot keep."""
     window, sinks = _window(d), d.triton.sink_token_length or 0
     works = nearest_window(window, sinks)
     if not window or works == window:
@@ -42,6 +44,7 @@ def _rounded_otherwise(d: DeploymentFacts) -> Cases:
 
 
 def _beside_table(d: DeploymentFacts) -> Cases:
+    """Return the first other model that cannot read a prompt table, where there is one."""
     others = ["lora.adapters"] if d.adapters else []
     others += [f"speculative={d.speculation}"] if d.speculation == "draft_target" else []
     return [{"other": others[0]}] if d.build.max_prompt_embedding_table_size and others else ()

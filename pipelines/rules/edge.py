@@ -53,6 +53,7 @@ def _features(d: DeploymentFacts) -> Cases:
 
 
 def _options(d: DeploymentFacts) -> Cases:
+    """Return what is set of trtllm-build, tritonserver and the runtime, except by features."""
     usual, spared = type(d.triton)().model_dump(), ("decoding_mode", *LOOKAHEAD)
     changed = [(name, value) for name, value in d.triton.model_dump().items() if value != usual[name]]
     cases = [{"key": f"triton.{name}", "value": value} for name, value in changed if name not in spared]

@@ -80,6 +80,7 @@ def _cases(wrong: Iterable[Complaint]) -> Cases:
 
 
 def _refused_options(d: DeploymentFacts) -> Cases:
+    """Return what TensorRT-LLM would refuse, each option once."""
     options = d.llm_api
     refused = [*complaints(options.file, options.version, FILE), *complaints(options.extra, options.version, EXTRA)]
     refused += split_fault(options.others, d.build.tp_size, "llm_api: ")
@@ -91,6 +92,7 @@ def _ignored_options(options: Mapping[str, Any], version: str | None, source: st
 
 
 def _doubtful(d: DeploymentFacts) -> Cases:
+    """Return what the versions before and after this one take differently."""
     disputed = doubts(d.llm_api.others, d.llm_api.version)
     return [
         {"judge": judge, "does": "ignores" if ignored else "refuses", "options": listed(names)}
@@ -99,6 +101,7 @@ def _doubtful(d: DeploymentFacts) -> Cases:
 
 
 def _unread(d: DeploymentFacts) -> Cases:
+    """Return the options that are given for another engine."""
     options = d.llm_api
     unread = {"llm_api.tuned": options.tuned, "llm_api.file": options.file and not options.tuned}
     unread |= {f"llm_api.extra.{name}": True for name in options.extra}

@@ -18,6 +18,7 @@ MANAGER = "tensorrt_llm/lora_manager.py"
 
 
 def _each(d: DeploymentFacts) -> Iterator[tuple[dict[str, object], Adapter]]:
+    """Yield the message words of each adapter, and the adapter."""
     for task, adapter in d.adapters.items():
         yield {"task": task, "place": adapter.place, "adapter": adapter}, adapter
 
@@ -31,6 +32,7 @@ def _missing(d: DeploymentFacts) -> Cases:
 
 
 def _widths(d: DeploymentFacts) -> Cases:
+    """Return adapters whose linears differ in size from the model's, each with the first such linear."""
     ours, cases = linear_widths(shape(d)), []
     for words, adapter in _each(d):
         linears = {module: module.rpartition(".")[2] for module in adapter.widths}
@@ -43,6 +45,7 @@ def _widths(d: DeploymentFacts) -> Cases:
 
 
 def _on_experts(d: DeploymentFacts) -> Cases:
+    """Return adapters that change the MLP, where that is a mixture."""
     experts = shape(d).family.experts
     changed = [(words, [m for m in adapter.modules if experts and m in OF_MLP]) for words, adapter in _each(d)]
     return [{**words, "modules": listed(modules)} for words, modules in changed if modules]

@@ -47,6 +47,7 @@ class Engines:
     on_device: bool | None = None
 
     def __contains__(self, engine: HasCapabilities) -> bool:
+        """Whether an engine belongs to the set."""
         return all(getattr(self, each.name) in (None, getattr(engine, each.name)) for each in fields(self))
 
 
@@ -232,6 +233,7 @@ class Advice:
         return listed(choice for choice, names in self.alternatives.refusals.items() if names <= spared)
 
     def __format__(self, spec: str) -> str:
+        """See the class."""
         if not self.names:
             return "" if spec else "no format with the other settings"
         return f"{spec}{self.alternatives.group}={self.names}"

@@ -43,6 +43,7 @@ def _tokens(d: DeploymentFacts) -> Cases:
 
 
 def _wrong_decoding(d: DeploymentFacts) -> Cases:
+    """Return the words if the server's mode does not match the engine's."""
     expected = DECODING.get(d.build.speculative_decoding_mode or "")
     mode = d.triton.decoding_mode
     if mode == expected or (expected is None and mode not in DECODING.values()):
