@@ -215,6 +215,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         return self._loglikelihood_tokens(encoded, progress=progress)
 
     def _encoded(self, request: Instance) -> tuple[Tokens, Tokens]:
+        """Encode a prompt and an answer, with the ids of the question's picture if it has one."""
         context, continuation = self._encode_pair(*request.args)
         if self._pictures is not None:
             context = self._pictures.placed(context, base64.b64decode(request.doc[IMAGE]))

@@ -106,6 +106,7 @@ class CachedSession(ExitStack):
     """An engine that is opened when it is first asked something new. Use as a context manager."""
 
     def __init__(self, opened: Callable[[], AbstractContextManager[Session]], answers: AnswerLog) -> None:
+        """Remember how to open the engine, and what it answered before."""
         super().__init__()
         self._opened, self._answers = opened, answers
         self._pictures: ScoredPictures | None = None
@@ -156,6 +157,7 @@ class CachedSession(ExitStack):
         progress: Progress,
         at_once: int,
     ) -> list[Any]:
+        """Ask what was not answered before, and write the answers as they come."""
         answers = [self._answers.get(request) for request in requests]
         missing = [place for place, answer in enumerate(answers) if answer is None]
         with progress.task(title, len(requests), "requests") as advance:

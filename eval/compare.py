@@ -91,6 +91,7 @@ def change_row(baseline: EvalResult, other: EvalResult) -> Row:
 
 
 def _verdict_of(judged: Judgement | None, other: EvalResult, criteria: Criteria) -> Row:
+    """Return the verdict with what it rests on; for the baseline itself only that it is the baseline."""
     row: Row = {"margin": criteria.margin, "false_go": criteria.false_go, "power": criteria.power}
     if judged is None:
         return row | dict.fromkeys((*_PROVEN, "p_guessing")) | {"compared": 0, "verdict": ITSELF}
@@ -103,6 +104,7 @@ def _verdict_of(judged: Judgement | None, other: EvalResult, criteria: Criteria)
 
 
 def _next_setting(judged: Judgement, result: EvalResult) -> str | None:
+    """Return the setting that asks the questions needed; None if none are, or if there are too few."""
     subjects, questions = TASK_SIZES.get(result.task, (0, 0))
     went = result.sequential
     if judged.needed is None:
@@ -131,6 +133,7 @@ def loss_table(rows: Sequence[Row]) -> str:
 
 
 def _by_task(rows: Sequence[Row], cells: Callable[[Row], tuple[str, ...]]) -> list[tuple[str, ...] | str]:
+    """Return the cells of rows, below the name of their task if not all are of the same."""
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     if len(tasks) == 1:
         return [cells(row) for row in rows]
@@ -240,6 +243,7 @@ def verdict_sentence(row: Mapping[str, Any]) -> str:
 
 
 def _why_not(row: Mapping[str, Any]) -> str:
+    """Say why no loss could be measured, with the test that decides it."""
     who = f"{row['model']} {row['format']}"
     score = f"{100 * row['baseline_accuracy']:.2f} % of {count(row['questions'], 'question')} of {row['task']}"
     p = f"{row['p_guessing']:.4f}" if row["p_guessing"] >= 0.0001 else "< 0.0001"
@@ -255,6 +259,7 @@ ROUNDED = 10_000
 
 
 def _what_decides(row: Mapping[str, Any]) -> str:
+    """Say how many more questions would decide, and whether they can be asked."""
     needed = row["questions_needed"]
     if needed is None:
         return "How many questions would decide is unknown: the loss seen equals the margin."

@@ -116,6 +116,7 @@ class EvalSettings(Group):
 
     @model_validator(mode="after")
     def _has_two_engines(self) -> Self:
+        """Refuse what needs the 16-bit engine beside the compressed one where that is not built."""
         most = f"max_questions={self.max_questions}"
         if self.max_questions is not None and self.sequential is False:
             raise ValueError(f"has {most} with sequential=false; eval.limit asks the first questions of each subject")
@@ -130,6 +131,7 @@ class EvalSettings(Group):
 
     @model_validator(mode="after")
     def _has_turns(self) -> Self:
+        """Refuse to say how worked examples are put into turns where there are none."""
         if self.fewshot_as_multiturn is not None:
             setting = f"has fewshot_as_multiturn={str(self.fewshot_as_multiturn).lower()}"
             if not self.apply_chat_template:

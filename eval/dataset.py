@@ -316,6 +316,7 @@ def _row(where: str, row: Row, place: Mapping[str, str | None], parts: Sequence[
 
 
 def _given(answer: Any) -> str | None:
+    """Return an answer as text; None if it is not one."""
     if isinstance(answer, list) and len(answer) == 1:
         answer = answer[0]
     if isinstance(answer, float) and answer.is_integer():

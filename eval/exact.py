@@ -85,6 +85,7 @@ class Answered:
 
 
 def _at_least(right: int, parts: Parts) -> float:
+    """Return the probability of so many right answers or more."""
     if right <= 0:
         return 1.0
     if len(parts) == 1:
@@ -98,6 +99,7 @@ def _at_least(right: int, parts: Parts) -> float:
 
 
 def _counts(p: float, n: int) -> list[float]:
+    """Return the binomial probabilities of 0..n right answers."""
     if p in (0.0, 1.0):
         return [float(k == p * n) for k in range(n + 1)]
     log_p, log_q, whole = math.log(p), math.log1p(-p), math.lgamma(n + 1)
@@ -152,6 +154,7 @@ def bounds(changed: Changed, level: float) -> tuple[float, float]:
 
 @lru_cache(maxsize=4096)
 def _upper(changed: Changed, level: float) -> float:
+    """Return the greatest loss that is not rejected at this level."""
     from scipy.optimize import brentq
 
     if changed.lost == changed.questions or p_below(changed, ALMOST_ALL) > level:

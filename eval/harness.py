@@ -49,6 +49,7 @@ def write_lm_eval(raw: Mapping[str, Any], result: EvalResult | PerplexityResult,
 
 
 def _plain(value: Any) -> Any:
+    """Return a number of numpy as a number, and a function by its name, which is the same in every run."""
     if hasattr(value, "item"):
         return value.item()
     return getattr(value, "__name__", type(value).__name__)
@@ -177,6 +178,7 @@ def _run(
     limit: int | None,
     progress: Progress,
 ) -> tuple[EngineLM, Mapping[str, Any]]:
+    """Let lm-eval ask, and return its adapter and what it returns."""
     with _tamed():
         tokenizer, system = load_tokenizer(tokenizer_dir), spec.system_instruction
         chat = ChatPrompts(tokenizer_dir, progress, system_instruction=system) if spec.apply_chat_template else None
@@ -229,6 +231,7 @@ def _tamed() -> Iterator[None]:
 
 
 def _how_asked(spec: EvalSpec, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields that every result has: the limits, lm-eval's version and the hash of all prompts in order."""
     return {
         "limit": spec.limit,
         "max_length": spec.max_length,

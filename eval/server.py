@@ -59,6 +59,7 @@ def _lacking(what: str, todo: str = "") -> Iterator[None]:
 
 
 def _echoed(reply: Json, length: int) -> tuple[list[Any], list[Any]]:
+    """Return the log probabilities of an echoed prompt, and those of the likeliest tokens at its positions."""
     logprobs = reply["choices"][0]["logprobs"]
     scores, places = logprobs["token_logprobs"], logprobs["top_logprobs"]
     if not length <= len(scores) <= length + 1:  # the last one is of the new token
@@ -67,6 +68,7 @@ def _echoed(reply: Json, length: int) -> tuple[list[Any], list[Any]]:
 
 
 def _read_top_logprobs(reply: Json, length: int, top: int) -> Json:
+    """Read the likeliest tokens of an echoed prompt of so many tokens; see `OpenAiServer.top_logprobs`."""
     with _lacking("log probabilities of the likeliest tokens of the prompt, by token id", TOP_TODO):
         scores, places = _echoed(reply, length)
         if len(places) != len(scores):
@@ -222,6 +224,7 @@ class OpenAiServer:
     def _ask(
         self, requests: Sequence[Json], read: Sequence[Callable[[Json], Any]], title: str, progress: Progress
     ) -> list[Any]:
+        """Send the unanswered requests; stop at the first failure, and keep the answers that arrived."""
         waiting: dict[str, int] = {}
         for position, request in enumerate(requests):  # equal requests are sent once
             if self.answers.get(request) is None:

@@ -117,6 +117,7 @@ def read_configs(files: list[Path]) -> tuple[dict[str, pb.ModelConfig], list[Fau
 def _missing_files(
     folder: Path, configs: dict[str, pb.ModelConfig], *, llmapi: bool, to_be_served: bool
 ) -> Iterator[Fault]:
+    """Find missing version folders, code and tokenizers; for images and llmapi, some code is in NVIDIA's container."""
     for name, config in configs.items():
         version = folder / name / "1"
         if not version.is_dir():
@@ -137,6 +138,7 @@ def _missing_files(
 
 
 def _ensemble_faults(folder: Path, configs: dict[str, pb.ModelConfig]) -> Iterator[Fault]:
+    """Find steps of the ensemble that name missing models or tensors."""
     if ENSEMBLE in configs:
         for step in configs[ENSEMBLE].ensemble_scheduling.step:
             if not (folder / step.model_name / "config.pbtxt").is_file():
@@ -155,6 +157,7 @@ def _backend_faults(config: pb.ModelConfig, limits: EngineLimits) -> Iterator[Fa
 
 
 def _description_faults(file: Path, limits: EngineLimits) -> Iterator[Fault]:
+    """Check repository.json against the actual engine."""
     if not file.is_file():
         return
     try:

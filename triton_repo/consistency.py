@@ -68,6 +68,7 @@ def _batch_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
 
 
 def _engine_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
+    """Find parameters of tensorrt_llm that the engine was not built for."""
     config = configs.get(TENSORRT_LLM)
     if config is None:
         return

@@ -118,6 +118,7 @@ def start_commands(settings: TritonSettings, spec: RepositorySpec) -> dict[str, 
 
 
 def _tensorrt_llm(settings: TritonSettings, world_size: int, models: list[str]) -> dict[str, str]:
+    """Return the commands for one process per rank (leader), or one that spawns the ranks (orchestrator)."""
     if settings.participant_ids is not None:
         env = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "0"}
         ranks = 1 + max(rank for group in settings.participant_ids for rank in group)
@@ -132,6 +133,7 @@ def _tensorrt_llm(settings: TritonSettings, world_size: int, models: list[str]) 
 
 
 def _ranks(count: int, models: list[str]) -> list[str]:
+    """Return the ranks: rank 0 serves every model; the others load only models with an engine."""
     command = [*MPIRUN]
     for rank in range(count):
         loaded = [f"--load-model={name}" for name in models]
@@ -306,6 +308,7 @@ def draft(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) 
 
 
 def _set(settings: TritonSettings, names: Iterable[str]) -> dict[str, str]:
+    """Return the settings that have a value."""
     values = ((name, getattr(settings, name)) for name in names)
     return {name: text(value) for name, value in values if value is not None and value != BUILT_IN_TREE}
 

@@ -87,6 +87,7 @@ def attention_cause(actual: Array, q: Array, k: Array, v: Array, hidden: int) ->
 
 
 def _nearest(actual: Array, tries: Mapping[str, Array]) -> str:
+    """Return the name of the array that equals the result; empty if none does."""
     size = float(np.linalg.norm(actual)) or 1.0
     errors = {name: float(np.linalg.norm(actual - right)) / size for name, right in tries.items()}
     name = min(errors, key=lambda key: errors[key])
@@ -325,6 +326,7 @@ def explain(suspect: Suspect, others: Iterable[tuple[str, Array]]) -> str:
 
 
 def _holds(suspect: Suspect, corrected: Array) -> bool:
+    """Return whether a corrected weight has no more than the format's own error."""
     before = compare(suspect.source, suspect.decoded, suspect.expected)
     after = compare(suspect.source, corrected, suspect.expected)
     return not after.suspicious or (after.error <= EXPLAINED * before.error and after.ratio < 2)
@@ -346,6 +348,7 @@ def _one_factor(suspect: Suspect) -> str:
 
 
 def _order_of(suspect: Suspect, *, rows: bool) -> str:
+    """Recognize rows, or columns, in another order."""
     right, actual = (each if rows else each.T for each in (suspect.source, suspect.decoded))
     if len(right) > MANY_ROWS:
         return ""

@@ -107,6 +107,7 @@ def _configuration(checkpoint: Checkpoint, model: TracedModel, examined: Examine
 
 
 def _plain(checkpoint: Checkpoint, model: TracedModel, module: str, layer: int | None, examined: Examined) -> None:
+    """Compare a tensor that no format quantizes: a norm, the embedding or the head."""
     name = f"{module}.weight"
     stored, right = checkpoint.tensor(name).astype(np.float32), model.other(module)
     if stored.shape != right.shape:
@@ -219,6 +220,7 @@ def _bias(checkpoint: Checkpoint, model: TracedModel, layer: int, module: str, p
 
 
 def _activation(checkpoint: Checkpoint, module: str, layer: int, seen: Array, examined: Examined) -> None:
+    """Check that the scale of activations covers what the linear sees."""
     scale = scale_of(checkpoint, module, ACTIVATION)
     if scale is None:
         return
@@ -323,6 +325,7 @@ def _linear(
     inputs: Inputs,
     examined: Examined,
 ) -> None:
+    """Compare the weight of one linear, and the scale of its input."""
     layer, part = at
     name, form, smoothing = f"layers.{layer}.{part}", FORMATS[spec.quant.qformat], simulated.smoothing(layer, part)
     source, decoded = model.linear(layer, part), simulated.linear(layer, part)

@@ -262,6 +262,7 @@ class Retraced:
         return values[where[part]]
 
     def _weight_cause(self, number: int, name: str, weight: Array, x: Array, actual: Array) -> str:
+        """Explain a product: by the engine's weight if it differs, otherwise by the product itself."""
         engine_value = self._engine_weight(f"{number}.{name}")
         if engine_value is None or engine_value.shape != weight.shape:
             return "the engine's weight has another shape"

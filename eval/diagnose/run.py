@@ -177,6 +177,7 @@ class _Work:
     def _exported(
         self, result: StageResult, checkpoint: Checkpoint, simulated: SimulatedModel, decoded: TracedModel, noise: float
     ) -> StageResult:
+        """Compare a checkpoint with the simulation that it was exported from as well: its scales and its answers."""
         if result.verdict == StageVerdict.ACCUSED:
             return result
         findings, note = compare_scales(checkpoint, simulated), result.note
@@ -196,6 +197,7 @@ class _Work:
     def _engine(
         self, session: LogitsSession, checkpoint: Checkpoint, decoded: TracedModel, noise: float
     ) -> StageResult:
+        """Compare the engine with its checkpoint: its description, each step, and its answers."""
         findings, note = list(self._description(checkpoint)), ""
         errors: list[tuple[float, float, str]] = []
         for step in self._steps(session, checkpoint) if not findings else ():
@@ -223,6 +225,7 @@ class _Work:
         )
 
     def _description(self, checkpoint: Checkpoint) -> Iterator[Finding]:
+        """Yield what differs between the configurations of the engine and the checkpoint."""
         assert self.folders.engine is not None
         ours = checkpoint.config.raw
         theirs = parse_json((self.folders.engine / "config.json").read_text(encoding="utf-8"))["pretrained_config"]
@@ -251,6 +254,7 @@ class _Work:
         yield from retraced.head(steps)
 
     def _served(self, last: TracedModel, place: Place) -> Iterator[StageResult]:
+        """Compare what is served with the last stage before it that runs here."""
         if self.folders.serve is None:
             return
         source = _Answers(self.session, last, self.new_tokens, frozenset(self.ends), self.progress)

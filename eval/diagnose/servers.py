@@ -66,6 +66,7 @@ def make_items(tokenizer: Any, texts: Path, seed: int, longest: int, model: Path
 
 
 def _ids(text: str, tokenizer: Any) -> tuple[int, ...]:
+    """Return the token ids of a prompt; the template of a chat has written its special tokens."""
     return tuple(tokenizer(text, add_special_tokens=not isinstance(text, RenderedChat), verbose=False)["input_ids"])
 
 
@@ -74,6 +75,7 @@ def _item(name: str, text: str, tokenizer: Any) -> Item:
 
 
 def _longest_prefix(words: Sequence[str], tokenizer: Any, most: int) -> str:
+    """Return as many of the first words as have at most so many tokens."""
     size, step = 0, 1 << 12
     while step:
         if size + step <= len(words) and len(_ids(" ".join(words[: size + step]), tokenizer)) <= most:

@@ -283,6 +283,7 @@ def _known(row: TokenIds, answer: Mapping[str, Any], reference: Side) -> KnownTo
 def _read(
     reference: Side, forcing: TeacherForcing, rows: Rows, answered: Sequence[KnownTokens], advance: Advance
 ) -> Iterator[BoundedPositions]:
+    """Let the reference read a text's windows, and compare each slice with what is known of it."""
     first = 0
     for batch, sizes in batches(rows, (reference.session,)):
         fed, at = batch[:, :-1].tolist(), 0

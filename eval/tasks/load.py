@@ -301,6 +301,7 @@ def picture_prompt(doc: Mapping[str, Any]) -> str:
 
 
 def _own_tasks(settings: EvalSpec, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """Yield a task for each subject, in MMLU's form without worked examples."""
     for subject in dict.fromkeys(row["subject"] for row in rows):
         about = "" if subject == settings.own_name else f" about {subject}"
         yield {
@@ -370,6 +371,7 @@ def load_tasks(spec: EvalSpec, tokenizer: Any = None) -> dict[str, Any]:
 
 
 def _group(cfg: Config, index: Mapping[str, Config], data: Mapping[str, Splits], num_fewshot: int) -> Any:
+    """Build a group with its members: subgroups are found by name, tasks by their tag."""
     group = Group.from_config(cfg)
     for member in cfg["task"]:
         if member in index:

@@ -255,6 +255,7 @@ def prepare_libraries() -> None:
 
 
 def _code(error: Exception, name: str) -> int | None:
+    """Return the exit code for an error that no command expects; None for a crash."""
     # pydantic wraps a Ctrl-C that arrives while it serializes settings
     if isinstance(error.__cause__, KeyboardInterrupt):
         return _interrupted()
@@ -304,6 +305,7 @@ def _missing(package: str) -> Fault:
 
 
 def _answer(words: Sequence[str], targets: Sequence[str]) -> str | None:
+    """Return help, the version or completions; None for a command."""
     first = words[0] if words else HELP[0]
     if first in ("--completion", "--candidates"):
         return script(words[1:]) if first == "--completion" else candidates(words[1:])

@@ -140,6 +140,7 @@ def _head(what: str, how: str, note: str = NOT_RUN) -> list[str]:
 
 
 def _directives(target: ScriptTarget, cluster: ClusterSettings, name: str, options: Mapping[str, object]) -> list[str]:
+    """Render #SBATCH lines; None leaves an option to the cluster."""
     where = {key: getattr(cluster, key) for key in ("partition", "account", "qos", "constraint")}
     options = {"job-name": f"{name}-{target.label}", **options, **where}
     return [f"#SBATCH --{key}={shlex.quote(str(value))}" for key, value in options.items() if value is not None]
@@ -219,6 +220,7 @@ def _serves(target: ScriptTarget) -> str:
 
 
 def _container(target: ScriptTarget, cluster: ClusterSettings) -> list[str]:
+    """Return the options that Pyxis adds to srun."""
     if cluster.image is None:
         return []
     own = [target.cwd, target.folder.parent, target.store, *([target.repository] if target.repository else [])]
@@ -275,6 +277,7 @@ def _front(target: ScriptTarget, serving: ServingSettings) -> list[str]:
 
 
 def _commands(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings) -> tuple[str, str]:
+    """Return the command lines of rank 0 and of the others, quoted for the shell."""
     launch = server_command(
         cluster.server,
         Path(),
@@ -348,6 +351,7 @@ def _unwritable(settings: Settings) -> list[Fault]:
 
 
 def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> ScriptTarget:
+    """Return what to build and serve: the repository given, or the one of the configuration."""
     repository, arguments = settings.serving.repository, None
     servers = settings.cluster.prefill + settings.cluster.decode
     if repository is not None:
@@ -382,6 +386,7 @@ def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> S
 
 
 def _faults(settings: Settings, target: ScriptTarget) -> list[Fault]:
+    """Find faults that neither plan nor repository finds: too many ranks per server, modes that need a single node."""
     faults, serving, cluster = [], settings.serving, settings.cluster
     if cluster.disaggregated and target.llm_api is None:
         faults.append(

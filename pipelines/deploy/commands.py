@@ -238,6 +238,7 @@ def _dynamo_files(deployed: ClusterDeployment) -> dict[str, str]:
 
 
 def _workload(deployed: ClusterDeployment, kind: Kind) -> tuple[dict[str, Object], dict[str, str]]:
+    """Return the workload's objects by file name, and the files that become a ConfigMap."""
     if kind != "multinode":
         options = deployed.llm_api_options
         further = {} if options is None else {OPTIONS: yaml.safe_dump(options, sort_keys=False)}
@@ -350,6 +351,7 @@ OF_MANIFESTS, DECIDES = ("manifests", "cluster", "image"), "image.base_llm_api"
 
 
 def _repository(settings: Settings, machine: Machine, overrides: Sequence[str]) -> Path:
+    """Return the repository given, or the finished one that the plan finds."""
     if settings.serving.repository is not None:
         return settings.serving.repository.absolute()
     step = make_plan(settings, "repository", Store(settings.paths.store), machine).steps[-1]
@@ -366,6 +368,7 @@ def _repository(settings: Settings, machine: Machine, overrides: Sequence[str]) 
 
 
 def _faults(settings: Settings, served: RepositoryFacts) -> list[Fault]:
+    """Find settings that work on one machine but not in a pod."""
     serving, faults = settings.serving, []
     if settings.cluster.disaggregated and settings.manifests.operator != "dynamo":
         what = f"cluster.prefill={settings.cluster.prefill} has no effect on manifests.operator=none."
@@ -428,6 +431,7 @@ def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
 
 
 def _say_next(deployed: ClusterDeployment, overlay: Path) -> None:
+    """Print what must be there before the first start, and how to start."""
     settings = deployed.settings
     say("Before the first start:")
     if settings.storage == "claim":

@@ -206,6 +206,7 @@ def find_tool(setting: str, would_run: Sequence[str], *, which: Which = shutil.w
 
 
 def _why_silent(tool: str) -> str | None:
+    """Return the tool's error if its engine cannot be reached, or None."""
     try:
         answer = subprocess.run([tool, "info"], capture_output=True, text=True, timeout=ANSWER_S, check=False)
     except subprocess.TimeoutExpired:
@@ -251,5 +252,6 @@ def _chosen(settings: Settings, machine: Machine) -> ImageFlavour:
 
 
 def _run(command: Sequence[str]) -> int:
+    """Show the command, then run it in the foreground."""
     say(f"+ {shlex.join(command)}")
     return subprocess.run(command, check=False).returncode

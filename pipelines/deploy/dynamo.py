@@ -49,6 +49,7 @@ def graph(deployed: ClusterDeployment) -> Object:
 
 
 def _frontend(deployed: ClusterDeployment) -> Object:
+    """Make the frontend's container: it reads the tokenizer where the workers do, and needs no GPU."""
     main = _main(deployed)
     main["resources"] = {"requests": {"cpu": "2", "memory": "4Gi"}}  # assumed
     main["env"] += [{"name": "DYN_ROUTER_MODE", "value": "kv"}] if deployed.settings.kv_routing else []

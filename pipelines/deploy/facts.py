@@ -148,6 +148,7 @@ def _check_spread(world: int, nodes: int) -> None:
 
 
 def _described(path: Path) -> dict[str, Any]:
+    """Read repository.json and check that it has every required key."""
     file = path / DESCRIPTION
     try:
         described: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -167,6 +168,7 @@ def _size(folder: Path) -> int:
 
 
 def _parameter(path: Path, name: str) -> int | None:
+    """Read a number from the parameters of `tensorrt_llm` in config.pbtxt."""
     text = (path / "tensorrt_llm" / "config.pbtxt").read_text(encoding="utf-8")
     match = re.search(rf'key: "{name}"\s*value \{{\s*string_value: "(\d+)"', text)
     return int(match[1]) if match else None

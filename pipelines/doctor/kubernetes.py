@@ -51,6 +51,7 @@ class KubeClient:
 
 
 def _reason(stderr: str) -> str:
+    """Return the last line of kubectl's message, without its prefix."""
     lines = stderr.strip().splitlines() or ["kubectl failed and said nothing"]
     return lines[-1].removeprefix("error: ").removeprefix("Error from server ")
 
@@ -121,6 +122,7 @@ def _types(settings: Settings, groups: Answer) -> list[ProbeResult]:
 
 
 def _nodes(settings: Settings, nodes: Answer) -> ProbeResult:
+    """Look for a node that can take one pod of the server."""
     if isinstance(nodes, str):
         return ProbeResult("nodes", f"unknown: {nodes}", "note")
     ready = [node for node in nodes["items"] if _is_ready(node)]
@@ -181,6 +183,7 @@ def _is_default(item: dict[str, Any]) -> bool:
 
 
 def _secrets(settings: Settings, client: KubeClient) -> list[ProbeResult]:
+    """Look for the Secrets that are known before there is a repository."""
     manifests = settings.manifests
     name = manifests.object_name(settings.model.label, settings.variant.label)
     over_nodes = settings.triton.num_nodes > 1

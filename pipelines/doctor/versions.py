@@ -131,6 +131,7 @@ def _driver(gpu: GpuFacts, release: dict[str, Any] | None) -> ProbeResult:
 
 
 def _cuda_version() -> str:
+    """Return the newest CUDA the driver supports, from the head of nvidia-smi's table; empty when it is not stated."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ""
@@ -224,6 +225,7 @@ def _span(values: tuple[str, ...]) -> str:
 
 
 def _size(word: str) -> tuple[int, float, str]:
+    """Return the sort key of a word: sizes by size, other words alphabetically."""
     number, _, unit = word.partition(" ")
     return "KMGT".find(unit[:1]), float(number) if unit else 0.0, word
 

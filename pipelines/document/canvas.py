@@ -331,6 +331,7 @@ def beside(axes: Axes, ends: Sequence[End], points: Sequence[tuple[float, float]
 
 
 def _column(axes: Axes, ends: Sequence[End], line: str) -> None:
+    """Write names to the right of the axes, ordered by height and kept apart, with a thin line to each curve."""
     low, high = (_at(axes, (axes.get_xlim()[0], y))[1] for y in axes.get_ylim())
     places = [(_at(axes, point)[1] - low) / (high - low) for point, _, _ in ends]
     for (point, name, colour), fraction in zip(ends, apart(places, NAME_STEP / (high - low)), strict=True):
@@ -342,6 +343,7 @@ def _column(axes: Axes, ends: Sequence[End], line: str) -> None:
 
 
 def _at(axes: Axes, point: tuple[float, float]) -> tuple[float, float]:
+    """Convert data coordinates to points of the figure."""
     x, y = axes.transData.transform(point)
     return float(x) * 72 / axes.figure.dpi, float(y) * 72 / axes.figure.dpi
 

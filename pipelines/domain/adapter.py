@@ -311,6 +311,7 @@ def _check_targets(config: Mapping[str, Any], source: str, modules: Mapping[str,
 
 
 def _chosen(names: Any, where: str, modules: int) -> Callable[[str], bool]:
+    """Return whether peft takes a module for one of these names, or for this regular expression."""
     if isinstance(names, str):
         check_effort({names: None}, where, modules)
         pattern = _compiled(names, where, "{}")

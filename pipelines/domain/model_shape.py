@@ -349,6 +349,7 @@ _NULL_HEADS = (Architecture.LLAMA, Architecture.MISTRAL, Architecture.MIXTRAL)
 
 
 def _check_stated(read: ConfigNumbers, family: Family) -> None:
+    """Note values that the family's Transformers class rejects."""
     config, title = read.config, family.title
     kind = config.get("model_type", family.model_type)
     if kind != family.model_type:
@@ -504,6 +505,7 @@ def _windows(read: ConfigNumbers, family: Family | SizedFamily) -> dict[str, Any
 
 
 def _flags(read: ConfigNumbers, family: Family | SizedFamily, layers: int) -> tuple[bool, ...]:
+    """Return for each layer whether it has the window."""
     kinds = read.items("layer_types")
     if not kinds and "max_window_layers" in family.defaults:
         first = read.size("max_window_layers", least=0)

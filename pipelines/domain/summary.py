@@ -332,6 +332,7 @@ def distribution(values: Column | Sequence[float], percentiles: Percentiles = "l
 
 
 def _known(values: Column) -> Column:
+    """Return bool[n]: values that are not NaN."""
     return values == values
 
 

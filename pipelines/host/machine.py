@@ -133,6 +133,7 @@ def cpu_quota(cgroup: Path) -> float | None:
 
 
 def _control(file: Path) -> str:
+    """Read a file of the control group; empty where there is none."""
     try:
         return file.read_text(encoding="utf-8").strip()
     except OSError:

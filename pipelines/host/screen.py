@@ -132,6 +132,7 @@ def _blocks(widths: Sequence[int], left: int, room: int, gap: int) -> list[list[
 
 
 def _titles(groups: Sequence[str], widths: Sequence[int], gap: int) -> str:
+    """Write titles above the middle of their columns."""
     parts = []
     for title, columns in groupby(zip(groups, widths, strict=True), key=lambda column: column[0]):
         spanned = [size for _, size in columns]
@@ -290,6 +291,7 @@ class ScreenProgress:
 
 @contextmanager
 def _bar(title: str, total: float | None, unit: str, stream: TextIO, *, above: bool) -> Iterator[Advance]:
+    """Draw a bar; above: lines that are printed meanwhile appear above it."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -130,6 +130,7 @@ def _fetch_one(job: _Job, file: HubFile) -> Path:
 
 
 def _receive(job: _Job, file: HubFile) -> None:
+    """Receive the blob of a large file into the cache, resuming where an earlier run stopped."""
     source = job.listing.source
     blob, partial = _blob(source, file), _partial(source, file)
     lock = Path(constants.HF_HUB_CACHE) / ".locks" / blob.parent.parent.name / f"{file.etag}.lock"  # the client's own

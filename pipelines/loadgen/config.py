@@ -100,6 +100,7 @@ class LengthSettings(Group):
     @model_validator(mode="before")
     @classmethod
     def _number(cls, data: object) -> object:
+        """Take a plain number as a fixed length."""
         if isinstance(data, int | float):
             return {"distribution": "fixed", "mean": data}
         if not isinstance(data, dict | LengthSettings):
@@ -400,6 +401,7 @@ class BenchmarkSettings(Group):
         return self._check_search()
 
     def _check_search(self) -> BenchmarkSettings:
+        """Refuse what a search sets itself, and what only a search takes."""
         if self.search == "none":
             for key, default in self.SEARCH.items():
                 if (value := getattr(self, key)) != default:

@@ -161,10 +161,12 @@ def growth_note(requests: RequestColumns, window: Window) -> str:
 
 
 def _percentile(values_ns: Any, share: float) -> float:
+    """Return a percentile in seconds; 0 without values."""
     return percentile(ordered(values_ns), share) / 1e9 if len(values_ns) else 0.0
 
 
 def _more_clients(processes: int, machine: MachineLoad) -> str:
+    """Return the remedy for a saturated client, by whether another process finds a free CPU here."""
     if machine.busy >= BUSY or processes >= machine.cpus:
         return f"this machine has no other to spare ({machine.cpus} in all); ask from a larger one, with benchmark.url"
     return f"set benchmark.processes={processes + 1} or more"

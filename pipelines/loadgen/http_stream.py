@@ -213,6 +213,7 @@ class _Protocol(asyncio.Protocol):
         reply.ended.set_result(None)
 
     def _take(self, data: bytes) -> bool:
+        """Read JSON and return whether it is as it should be."""
         reply = self.reply
         assert reply is not None
         why = ""
@@ -236,6 +237,11 @@ def _kind(status: int) -> str:
 
 
 def _counts(usage: dict[str, Any]) -> dict[str, int]:
+    """Return the counts that a usage states.
+
+    Raises:
+        ValueError: one is not a number of tokens.
+    """
     stated = {**(usage.get("prompt_tokens_details") or {}), **usage}
     counts = {name: stated[name] for name in _COUNTS if stated.get(name) is not None}
     for name, value in counts.items():
@@ -257,6 +263,13 @@ class HttpStream(RequestStream):
     __slots__ = ("_head", "_idle_since", "_keeps_text", "_protocol", "_reuses", "_tls", "_url", "reply")
 
     def __init__(self, url: str, *, keeps_text: bool = False, tls: ssl.SSLContext | None = None) -> None:
+        """Prepare.
+
+        Args:
+            url: up to and with /v1.
+            keeps_text: whether the answer's text is kept, because its tokens are still to be counted.
+            tls: for https.
+        """
         super().__init__()
         self._url, self._keeps_text, self._tls = urlsplit(url), keeps_text, tls
         self._protocol: _Protocol | None = None

@@ -182,6 +182,7 @@ class _Run:
             self._close()
 
     def _close(self) -> None:
+        """End the window: no more requests are sent."""
         end = monotonic_ns()
         if self._planned:
             end = min(end, self._planned[1] + self._start) if self._saturated else self._planned[1] + self._start
@@ -281,6 +282,7 @@ class _Run:
         return begin, end
 
     def _share(self, plan: LevelPlan) -> tuple[list[ClientJob], tuple[int, int] | None]:
+        """Return each process's part, and the steady window of an open loop."""
         size, base = self._bench.clients.size, self._base()
         if self._load.arrival == "closed":
             users, num_requests = self._load.concurrency or 1, self._settings.num_requests

@@ -110,6 +110,7 @@ class OpenAiEndpoint:
     """One endpoint, up to and with /v1. Takes the same questions as `pipelines.loadgen.server.Server`."""
 
     def __init__(self, url: str, api: Api, tokenizer_dir: Path, images: int = 0, image_side: int = 0) -> None:
+        """Prepare to send pictures with each request; the probes find their input tokens."""
         self.url, self._api, self._tokenizer_dir = url, api, tokenizer_dir
         self._pictures = tuple(range(images)), image_side
         self._name, self._server = "", "unknown"
@@ -177,6 +178,7 @@ class OpenAiEndpoint:
         return names
 
     def _choose(self, name: str, names: list[str]) -> str:
+        """Return the model to ask: the only one unless one is named."""
         if name in names:
             self._name = name
         elif name == DEFAULT_MODEL and len(names) == 1:
@@ -193,6 +195,7 @@ class OpenAiEndpoint:
         return self._name
 
     def _accepted(self, name: str, *, streaming: bool) -> tuple[OpenAiInterface, HttpReply]:
+        """Return how the server lets itself be asked, best first, and its reply."""
         first = ""
         for endless, usage in product(_ENDLESS, (True, False)):
             interface = OpenAiInterface(name, self._api, endless, usage)
@@ -225,6 +228,8 @@ class OpenAiEndpoint:
         return self._ask(interface.build(request, streaming=streaming, ignore_eos=True))
 
     def _ask(self, request: HttpRequest, wait_s: float = _WAIT_S) -> tuple[HttpReply, str]:
+        """Send one request on its own connection; return the reply, and the error if any."""
+
         async def ask() -> tuple[HttpReply, str]:
             async with transport(self.url, keeps_text=False) as connect:
                 stream = connect()

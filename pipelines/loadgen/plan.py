@@ -75,6 +75,7 @@ def _family(length: LengthSettings, rng: Random, key: str) -> Callable[[], float
 
 
 def _read(path: Path | None, key: str) -> tuple[int, ...]:
+    """Read one positive integer per line; empty lines are skipped."""
     assert path is not None  # checked by the settings
     try:
         lines = small_text(path).splitlines()
@@ -344,6 +345,7 @@ class LevelPlan:
 
 
 def _interleaved(pool: list[Conversation]) -> Iterator[PlannedRequest]:
+    """Interleave the turns of several conversations, keeping the order within each."""
     for start in range(0, len(pool), OPEN_CONVERSATIONS):
         group = pool[start : start + OPEN_CONVERSATIONS]
         for turn in range(len(group[0])):

@@ -107,6 +107,7 @@ class PromptMaker:
         ]
 
     def _repaired(self, keep: str, text: str, length: int, rng: Random) -> str:
+        """Change words after `keep` until the count is right."""
         pool = self._words or self._first
         for attempt in range(_TRIES):
             count = self.count(text)
@@ -124,6 +125,7 @@ class PromptMaker:
         )
 
     def _find_words(self) -> list[str]:
+        """Find words with a leading space that are one token in any context."""
         tokenizer, anchor = self._tokenizer, "the"
         before = tokenizer.decode(tokenizer.encode(anchor, add_special_tokens=False).ids)
         ids = range(tokenizer.get_vocab_size())

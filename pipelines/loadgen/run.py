@@ -116,6 +116,7 @@ def protocol(interface: Interface, workload: WorkloadSettings, settings: Benchma
 
 
 def _duration(workload: WorkloadSettings, settings: BenchmarkSettings) -> dict[str, Any]:
+    """Return the length of a window; of one that may end early with enough requests, the shortest and the longest."""
     if settings.duration_s != "auto":
         return {"duration_s": settings.duration_s}
     if workload.arrival == "trace":
@@ -130,6 +131,7 @@ def _duration(workload: WorkloadSettings, settings: BenchmarkSettings) -> dict[s
 
 
 def _warms(settings: BenchmarkSettings) -> bool:
+    """Return whether users are already sending before a steady window begins."""
     return bool(settings.warmup_s or settings.warmup_requests)
 
 
@@ -300,6 +302,7 @@ def run_benchmark(
 def _measure(
     bench: BenchmarkContext, result: BenchmarkResult, out_dir: Path, note: Callable[[str], None]
 ) -> BenchmarkResult:
+    """Measure all levels, in turns if each is measured several times, writing the result after each."""
     settings = bench.settings
     search = LoadSearch(settings, closed=bench.workload.arrival == "closed") if settings.search != "none" else None
     runs: dict[int, list[LoadPoint]] = {}
@@ -353,6 +356,7 @@ def _turns(bench: BenchmarkContext, search: LoadSearch | None) -> Iterator[tuple
 
 
 def _too_busy(busy: str, result: BenchmarkResult, out_dir: Path) -> UserError:
+    """Keep finished loads, and report that this machine is busy."""
     if result.levels:
         write_json(out_dir / RESULT, replace(result, complete=False, reason=busy).to_json())
     return UserError(
@@ -444,6 +448,7 @@ def _notes(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome) -
 
 
 def _counting_notes(bench: BenchmarkContext, outcome: LevelOutcome) -> list[str]:
+    """Return what a reader should know of the tokens that were counted."""
     notes, fine = [], outcome.requests.fine()
     done = int(fine.sum())
     if off := sum(report.off for report in outcome.reports):
@@ -480,7 +485,11 @@ def _unplanned_hits(bench: BenchmarkContext, outcome: LevelOutcome) -> float:
 
 
 def _check_answers(load: PlannedLevel, outcome: LevelOutcome) -> None:
-    """Refuse a load without a single finished request: it measures nothing."""
+    """Refuse a load without a single finished request: it measures nothing.
+
+    Raises:
+        UserError: no request finished, and the server gave a reason.
+    """
     sent = len(outcome.requests.due)
     if outcome.reason not in ("", REFUSED) or not sent or outcome.requests.fine().any():
         return

@@ -22,6 +22,13 @@ class Server:
     """One Triton server."""
 
     def __init__(self, url: str, images: int = 0, visual_tokens: int = 1) -> None:
+        """Prepare.
+
+        Args:
+            url: host:port of its gRPC.
+            images: pictures of each request.
+            visual_tokens: input tokens of one.
+        """
         self.url, self._images, self._added = url, images, images * (visual_tokens - 1)
         self._client = triton.InferenceServerClient(url)
 
@@ -119,6 +126,7 @@ class Server:
         return False
 
     def _adds_special_tokens(self) -> bool:
+        """Return whether the model `preprocessing` adds special tokens; by default it does."""
         try:
             config = self._client.get_model_config("preprocessing", client_timeout=_TIMEOUT_S).config
         except InferenceServerException:

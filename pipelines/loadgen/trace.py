@@ -177,6 +177,7 @@ class _TraceReader:
         return self._trace(seconds, isl, osl, prompts, speed, sort=early > 0)
 
     def _trace(self, seconds: Any, isl: Any, osl: Any, prompts: dict[int, str], speed: float, *, sort: bool) -> Trace:
+        """Order the requests by time, and turns that wait behind the first of their session's requests."""
         begins, waiting = self._begins, set(self._begins)
         if waiting:
             turns = f"{len(waiting):,} of {len(osl):,} requests"
@@ -200,6 +201,7 @@ class _TraceReader:
         return Trace(offsets, isl, osl, prompts, tuple(self._notes), waiting)
 
     def _waits(self, time: Any, delay: Any, session: Any, row: int, number: int) -> float:
+        """Return the delay of a turn, and note behind which row it is to be sent."""
         if time not in (None, ""):
             raise self._wrong(number, f"has {self._names['time']} and {self._names['delay']}; one of them is enough")
         if (before := None if session is None else self._last.get(str(session))) is None:

@@ -45,6 +45,7 @@ _STOP_S, _CANCEL_S = (0.02, 0.5), 5.0
 
 @asynccontextmanager
 async def _transport(url: str) -> AsyncIterator[Callable[[], RequestStream]]:
+    """Open a channel; see `Interface.transport`."""
     async with grpc.aio.insecure_channel(url, options=_CHANNEL) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         yield lambda: TritonStream(stub)
@@ -134,6 +135,7 @@ class TritonInterface:
 
 
 def _add(message: Any, name: str, datatype: str, raw: bytes, shape: Sequence[int] = (1, 1)) -> None:
+    """Append an input with one element."""
     message.inputs.add(name=name, datatype=datatype, shape=shape)
     message.raw_input_contents.append(raw)
 
@@ -211,6 +213,7 @@ class TritonStream(RequestStream):
             return now(), self._broken(failure)
 
     async def _follow(self, chunks: list[int], counts: list[int]) -> tuple[int, str | None]:
+        """Read until the final response."""
         assert self._call is not None
         read, end = self._call.read, 0
         while True:
@@ -230,6 +233,7 @@ class TritonStream(RequestStream):
                 return end or stamp, self.given_up if self._stopped else None
 
     def _take(self, answer: Any, counts: list[int]) -> bool:
+        """Read the counts of one response, and return whether it had content."""
         contents, places = answer.raw_output_contents, self._places
         if places[0] != len(answer.outputs):
             self._places = places = (len(answer.outputs), {o.name: i for i, o in enumerate(answer.outputs)})

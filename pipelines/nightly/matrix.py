@@ -93,6 +93,7 @@ def _key(text: str) -> str:
 
 
 def _values(text: str) -> list[str]:
+    """Return the values of `key=a,b`; a single value otherwise."""
     parsed = parse_override(text)
     if parsed.is_sweep_override():
         return [str(value) for value in parsed.sweep_string_iterator()]

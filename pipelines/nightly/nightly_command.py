@@ -109,6 +109,7 @@ def _state(history: History, host: str) -> Path:
 
 
 def _begin(settings: Settings, cells: Sequence[NightlyCell], history: History, host: str) -> Night:
+    """Resume a stopped run if nothing has changed, else begin a new one."""
     machine, commit = gather(), git_commit()
     kind = facts.machine_class(machine)
     plan = fingerprint([[cell.key, cell.overrides] for cell in cells] + [commit, kind])
@@ -151,6 +152,7 @@ def fresh_store(store: Path, root: Path) -> Path:
 
 
 def _cell(night: Night, cell: NightlyCell, own: Settings, number: int, count: int) -> Record:
+    """Plan and measure a cell, and measure it again if it looks worse."""
     values = facts.deciding(own)
     digest = facts.digest(values)
     night.history.keep_settings(digest, values)
@@ -199,7 +201,11 @@ def _measured(night: Night, cell: NightlyCell, record: Record, log: Path, count:
 
 
 def _child(night: Night, cell: NightlyCell, log: Path) -> dict[str, Any]:
-    """Run one measurement in its own process; one that ends without a result is {"failed": reason}."""
+    """Run one measurement in its own process.
+
+    Returns:
+        the result of `pipelines.nightly.cell`, or {"failed": reason} if it ended without writing one.
+    """
     timeout_s = night.settings.nightly.timeout_s
     result = log.with_suffix(".json")
     result.unlink(missing_ok=True)

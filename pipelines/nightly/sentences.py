@@ -36,7 +36,11 @@ class HistoryContents:
 
 
 def _record(line: bytes) -> Record:
-    """Read a line; a ValueError says that it is none of a history, or was changed after it was written."""
+    """Read a line.
+
+    Raises:
+        ValueError: it is no line of a history, or was changed after it was written.
+    """
     fields = json.loads(line)
     if not seal_is_right(fields):
         raise ValueError("it does not match its own checksum, so it was changed after it was written")
@@ -48,6 +52,7 @@ class History:
     """The history in one folder."""
 
     def __init__(self, folder: Path) -> None:
+        """Use this folder; nothing is created before the first line."""
         self.folder = folder.absolute()
         self.file = self.folder / FILE
 
@@ -226,6 +231,7 @@ def finding_text(regression: Regression) -> str:
 
 
 def _since(history: History, regression: Regression) -> str:
+    """Describe the first bad commit, the last good one, and what changed between them."""
     text = f"Since {regression.first.commit[:12]} of {regression.first.at[:10]}"
     if regression.last_good is None:
         return f"{text}."

@@ -200,6 +200,7 @@ def _tonight(verdict: NightVerdict, settings: NightlySettings) -> list[doc.Block
 def _rows(
     record: Record, lines: dict[tuple[str, str], Series], worse: bool, word: Verdict | None
 ) -> list[tuple[str, ...]]:
+    """Make one row per load; the first row also contains the values that the loads share."""
     rows = []
     for place, load in enumerate(record.measurements[-1]):
         cells = []
@@ -228,6 +229,7 @@ def _change(line: Series | None) -> float | None:
 
 
 def _trends(verdict: NightVerdict) -> list[doc.Block]:
+    """Draw a picture per cell: cells that got worse are shown, the others folded by model."""
     worse = {regression.cell for regression in verdict.regressions}
     figures: dict[str, list[doc.Figure]] = {}
     blocks: list[doc.Block] = []
@@ -246,6 +248,7 @@ def _trends(verdict: NightVerdict) -> list[doc.Block]:
 
 
 def _not_measured(verdict: NightVerdict) -> list[doc.Block]:
+    """List the cells without a result, cells with the same reason together."""
     rows = []
     for status in ("failed", "not possible"):
         cells = [(record.cell, record.reason) for record in verdict.records if record.status == status]

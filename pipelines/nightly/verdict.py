@@ -117,6 +117,7 @@ def replay(
 def _judge(
     badness: Sequence[float | None], good: list[int], recent: list[int], rule: ChangeRule
 ) -> tuple[State, int, float | None, float]:
+    """Return (state, first night of the change or tonight, centre, limit of a single night)."""
     night = recent[-1]
     values = [value for i in good if (value := badness[i]) is not None]
     if len(values) < rule.least:
@@ -289,6 +290,7 @@ def _worse(line: Series) -> list[Regression]:
 
 
 def _beyond(record: Record, expect: ExpectSettings) -> list[Regression]:
+    """Find the metrics beyond a limit that does not depend on earlier nights."""
     pinned = [
         Regression(record.cell, metric, pin.worst, now, pin.worst, f"pinned: {pin.reason}", record, None)
         for pin in expect.pinned
@@ -306,6 +308,7 @@ def _beyond(record: Record, expect: ExpectSettings) -> list[Regression]:
 
 
 def _failure(record: Record, nights: list[Record], expect: ExpectSettings) -> list[tuple[str, str]]:
+    """Describe a failed cell; a refused cell counts only if it was possible before."""
     if record.status == "failed":
         return [(record.cell, record.reason)]
     start = max(restarts_of([*nights, record], "status", expect), default=0)

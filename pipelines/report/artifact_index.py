@@ -29,6 +29,11 @@ class ArtifactIndex:
     """All artifacts of a store, newest first."""
 
     def __init__(self, store: Store) -> None:
+        """Read every manifest.
+
+        Raises:
+            UserError: names every manifest that is damaged.
+        """
         self.root = store.root
         folders = (folder for folder in store.folders() if folder.parent.name in STAGES)
         manifests = Manifests.read([folder for folder in folders if (folder / MANIFEST).exists()])
@@ -140,6 +145,7 @@ def _input(name: str, digest: str, path: str, by_digest: Mapping[str, list[str]]
 
 
 def _model_label(manifest: Mapping[str, Any]) -> str | None:
+    """Return the model's label as in the settings, see `pipelines.settings.model.ModelSettings.label`."""
     model = manifest["settings"].get("model")
     if not model:
         return None  # a benchmark of an external server has no model of ours

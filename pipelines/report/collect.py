@@ -74,6 +74,7 @@ def collect(
 def _judged(
     formats: Sequence[FormatReport], evaluations: Mapping[str, EvalResult], criteria: Criteria
 ) -> tuple[FormatReport, ...]:
+    """Judge all formats with a baseline together, because several comparisons need a correction."""
     main = iter(_with_rows([item.accuracy for item in formats if item.accuracy], evaluations, criteria))
     others = [each for item in formats for each in item.other_tasks]
     judged = {
@@ -102,6 +103,7 @@ def _with_rows(
 def _main_tasks(
     labels: Sequence[Label], by_label: Mapping[Label, list[ReportedArtifact]], evaluations: Mapping[str, EvalResult]
 ) -> dict[str, str]:
+    """Return the task of each model that most formats were evaluated on, of several the one asked last."""
     counts: dict[str, Counter[str]] = {}
     last: dict[tuple[str, str], str] = {}
     for model, variant in labels:
@@ -120,6 +122,7 @@ def _stage(artifacts: Iterable[ReportedArtifact], stage: str) -> list[ReportedAr
 
 
 def _result(index: ArtifactIndex, artifact: ReportedArtifact) -> BenchmarkResult:
+    """Read a benchmark; one of a server elsewhere has the server's address beside its format."""
     result = index.read(artifact, BENCHMARK, BenchmarkResult.from_json)
     label = _label(artifact)
     return replace(result, precision=label[1]) if label and _elsewhere(artifact) else result
@@ -135,6 +138,7 @@ def _elsewhere(artifact: ReportedArtifact) -> str:
 
 
 def _label(artifact: ReportedArtifact) -> Label | None:
+    """Return model and variant from the artifact's settings, else from its label without the model's name."""
     if artifact.stage == "evaluate":
         return str(artifact.settings["model"]), str(artifact.settings["variant"])
     for key in ("variant", "precision"):
@@ -149,6 +153,7 @@ def _label(artifact: ReportedArtifact) -> Label | None:
 def _choose(
     by_label: Mapping[Label, list[ReportedArtifact]], model: str | None, variants: Sequence[str] | None, store: Store
 ) -> list[Label]:
+    """Return the requested formats in order, or all with the baselines first."""
     if not by_label:
         raise UserError(
             f"There is nothing to report in {store.root}: it contains no finished artifact.",
@@ -230,6 +235,7 @@ def _format(
 
 
 def _perplexities(index: ArtifactIndex, label: Label, engines: set[str]) -> tuple[ReportedPerplexity, ...]:
+    """Return the newest perplexity of these engines for each task, with the newest baseline that read the same."""
     perplexities: dict[str, ReportedPerplexity] = {}
     read = {
         artifact.place: index.read(artifact, PerplexityResult.FILE, PerplexityResult.from_json)
@@ -253,6 +259,7 @@ def _fidelity(
     accuracy: Accuracy | None,
     evaluations: Mapping[str, EvalResult],
 ) -> ReportedFidelity | None:
+    """Return the newest comparison of these engines with the 16-bit model, with the answers that changed."""
     for artifact in index.of("fidelity"):
         if _label(artifact) == label and artifact.input_digest("engine") in engines:
             baseline = evaluations.get(accuracy.baseline or "") if accuracy else None
@@ -263,6 +270,7 @@ def _fidelity(
 
 
 def _bounds(index: ArtifactIndex, models: set[str]) -> tuple[ReportedBounds, ...]:
+    """Return the newest comparison of each server with one of these models in 16 bit."""
     bounds: dict[tuple[str, ...], ReportedBounds] = {}
     for artifact in index.of("bounds"):
         result = index.read(artifact, BoundsResult.FILE, BoundsResult.from_json)
@@ -319,6 +327,7 @@ def _runs(
 
 
 def _engines(index: ArtifactIndex, artifact: ReportedArtifact) -> set[str]:
+    """Return digests of the engines that an artifact is or was made from, from this store or elsewhere."""
     chain = index.chain(artifact)
     built = {item.digest for item in chain if item.stage == "build"}
     return built | {source.digest for item in chain for source in item.inputs if source.name == "engine"}
@@ -341,6 +350,7 @@ def _requests(
 def _evaluations(
     index: ArtifactIndex, by_label: Mapping[Label, list[ReportedArtifact]], models: Iterable[str]
 ) -> dict[str, EvalResult]:
+    """Return every evaluation of the models, by place; that of a baseline asked in turns by its file."""
     evaluations = {}
     for label, artifacts in by_label.items():
         for artifact in _stage(artifacts, "evaluate") if label[0] in models else ():

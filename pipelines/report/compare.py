@@ -160,6 +160,7 @@ def _tuning(formats: Sequence[FormatReport]) -> str:
 
 
 def _undecided(best: FormatRow, rows: Sequence[FormatRow], limit: float) -> str:
+    """Return why even the best eligible format is not the winner; empty if it is."""
     if not any(row is not best and row.loss_percent is not None and row.peak for row in rows):
         known_loss = "a known loss and " if any(row.peak and row.loss_percent is None for row in rows) else ""
         return (
@@ -184,6 +185,7 @@ def _undecided(best: FormatRow, rows: Sequence[FormatRow], limit: float) -> str:
 
 
 def _above(level: LoadPoint | None, others: Sequence[LoadPoint]) -> LoadPoint | None:
+    """Return the highest of the other levels if it is a higher load than this one, and None if it is not."""
     highest = max(others, key=_height, default=None)
     return highest if highest and (level is None or _height(highest) > _height(level)) else None
 
@@ -223,6 +225,7 @@ def _row(item: FormatReport, run: BenchmarkRun | None) -> FormatRow:
 
 
 def _loss(item: FormatReport) -> tuple[float | None, float | None, str]:
+    """Return the loss in percent of the baseline, its upper bound, and the verdict."""
     if item.accuracy is None:
         return None, None, "not measured"
     if item.accuracy.row is None:
@@ -308,6 +311,7 @@ def _slower(row: FormatRow, best: FormatRow) -> str:
 
 
 def _choice_notes(best: FormatRow, eligible: Sequence[FormatRow], limit: float) -> list[str]:
+    """Return the limitations of the choice: noise, and an accuracy that is not known well enough."""
     notes = []
     second = max((row for row in eligible if row is not best), key=lambda row: row.score or 0.0, default=None)
     if second is not None:

@@ -43,6 +43,7 @@ class ArtifactInput:
 
 @cache
 def _shipped() -> dict[str, str]:
+    """Return what a plan calls the calibration texts that ship with the project, by the digest of their content."""
     return {content_digest({"": sha256_file(path)}): ABOUT[name] for name, path in SHIPPED.items()}
 
 

@@ -108,6 +108,7 @@ def _flips(compared: Sequence[tuple[FormatReport, ReportedFidelity]], several: b
 
 
 def _divergences(compared: Sequence[tuple[FormatReport, ReportedFidelity]], several: bool) -> Figure:
+    """Plot median, mean, 99th percentile and maximum of the divergence per format, beside the noise."""
     names = [_name(item, several) for item, _ in compared]
     figures = [(fidelity.result.overall, fidelity.result.noise) for _, fidelity in compared]
     values = [value for pair in figures for each in pair for value in (each.kl_median, each.kl_max) if value > 0]
@@ -150,6 +151,7 @@ def _divergences(compared: Sequence[tuple[FormatReport, ReportedFidelity]], seve
 
 
 def _spread(axes: Axes, figures: Figures, at: float, colour: str, low: float, name: str) -> None:
+    """Draw one row; what is below the axis begins at its edge."""
     begin, mean = max(figures.kl_median, low), max(figures.kl_mean, low)
     axes.plot([begin, max(figures.kl_p99, low)], [at, at], color=colour, linewidth=2.2, solid_capstyle="butt")
     parts = {"mean": figures.kl_mean, "median": figures.kl_median, "p99": figures.kl_p99, "largest": figures.kl_max}

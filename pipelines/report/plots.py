@@ -115,6 +115,7 @@ def ttft_throughput(workload: Workload, order: Sequence[str], name: str) -> Figu
 
 
 def _points(run: BenchmarkRun, place: Place) -> list[Point]:
+    """Return (x, y, level) of every level that has them."""
     levels = [level for level in run.result.levels if level.summary.requests]
     return [(*point, level) for level in levels if (point := place(level.summary))]
 
@@ -182,6 +183,7 @@ def _value(run: BenchmarkRun, level: LoadPoint) -> str:
 
 
 def _about(curves: Sequence[tuple[BenchmarkRun, list[Point]]]) -> str:
+    """Return what numbers, marks and dotted lines mean, and what was measured."""
     runs, levels = [run for run, _ in curves], [level for _, points in curves for _, _, level in points]
     closed = any(level.concurrency is not None for level in levels)
     text = "Small numbers: concurrency. " if closed else "Small numbers: requested requests/s. "

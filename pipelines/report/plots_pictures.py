@@ -64,6 +64,7 @@ def _answers(accuracy: Accuracy) -> dict[Key, tuple[QuestionRecord, QuestionReco
 def _common(
     pairs: Sequence[Mapping[Key, tuple[QuestionRecord, QuestionRecord]]],
 ) -> dict[Key, list[QuestionRecord]]:
+    """Return the records of 16 bit and of each format by question that all of them were asked."""
     keys = sorted(set(pairs[0]).intersection(*pairs[1:]))
     return {key: [pairs[0][key][0], *(each[key][1] for each in pairs)] for key in keys}
 

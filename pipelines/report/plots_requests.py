@@ -58,6 +58,7 @@ def distributions(run: BenchmarkRun, name: str) -> Figure | None:
 
 
 def _values(run: BenchmarkRun, level: LoadPoint, latency: Callable[[RequestColumns], Any]) -> list[float]:
+    """Return the latencies of all finished requests of a level in milliseconds, ascending."""
     values = ordered(latency(columns_of([timing for timing in run.timings(level) if timing.ok])))
     return [value / 1e6 for value in values if value > 0]
 

@@ -123,6 +123,7 @@ def _table(compared: Comparison, load: str | None, most_percent: float) -> Table
 
 
 def _notes(compared: Comparison) -> tuple[str, ...]:
+    """Return the limitations of the choice, and how many loads do not count: the report lists them below."""
     uncounted = sum(not level.counts for row in compared.rows for level in finished(row.run))
     listed = load_notes(compared.rows)
     where = "the load generator was the bottleneck, or it was cut short"
@@ -131,6 +132,7 @@ def _notes(compared: Comparison) -> tuple[str, ...]:
 
 
 def _figures(row: FormatRow, load: str | None) -> list[str]:
+    """Return throughput, load and latencies at the load that counts; at a given load even if it does not qualify."""
     level, mark = row.level, row.slo_mark if row.level is row.at_slo else row.peak_mark
     if level is None and load:
         level, mark = row.peak or next(iter(row.limited), None), "" if row.peak else AT_LEAST

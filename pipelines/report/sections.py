@@ -80,6 +80,7 @@ def _runs(data: ReportData) -> list[BenchmarkRun]:
 
 
 def _ranked(data: ReportData, item: Comparison, most_percent: float, made: Tiles | None = None) -> list[doc.Block]:
+    """Return a ranking with what it rests on."""
     notes = load_notes(item.rows)
     uncounted = [doc.Fold("Loads that do not count", (doc.BulletList(tuple(notes)),))] if notes else []
     tuning = [doc.Text(item.tuning)] if item.tuning else []
@@ -132,6 +133,7 @@ def _load(workload: Workload, data: ReportData, position: int, count: int) -> do
 
 
 def _details(run: BenchmarkRun, tail: str) -> list[doc.Block]:
+    """Return distributions and a timeline of one run, and the server's and the client's own counters."""
     name = re.sub(r"[^A-Za-z0-9_-]", "_", run.result.precision)
     figures: list[doc.Figure | None] = [plots_requests.distributions(run, f"distributions{tail}-{name}")]
     levels = finished(run)
@@ -208,6 +210,7 @@ def _repeated(item: FormatReport) -> list[ReportedArtifact]:
 
 
 def _questions(words: Sequence[str]) -> list[str]:
+    """Return the settings of a command that say which questions are asked."""
     return [word for word in words[4:] if word.startswith("eval")]
 
 

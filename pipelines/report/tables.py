@@ -71,6 +71,7 @@ def published_tables(data: ReportData) -> list[Table]:
 
 
 def _name(item: FormatReport, data: ReportData) -> str:
+    """Return the format, with the model if the report contains several."""
     return item.label if len(data.models) > 1 else item.variant
 
 

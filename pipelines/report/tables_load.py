@@ -170,6 +170,7 @@ def counters_table(run: BenchmarkRun) -> Table | None:
 
 
 def _counted(text: str) -> str:
+    """Format a counter: whole numbers unchanged, others with three digits."""
     try:
         return f"{int(text):,}" if text.isdigit() else number(float(text))
     except ValueError:
@@ -250,6 +251,7 @@ def workload_text(workload: Mapping[str, Any]) -> str:
 
 
 def _length(length: Any) -> str:
+    """Describe a distribution of lengths: "128", or "lognormal (mean 300, stdev 100)"."""
     if not isinstance(length, Mapping):
         return f"{length:g}" if isinstance(length, int | float) else str(length)
     kind = str(length.get("distribution", ""))
@@ -289,6 +291,7 @@ def slo_text(slo: Slo) -> str:
 
 
 def _settings(result: BenchmarkResult) -> list[Block]:
+    """Return every recorded setting, folded; the conventions have a section of their own."""
     recorded = {name: value for name, value in result.protocol.items() if name != "conventions"}
     groups = (("workload", result.workload), ("protocol", recorded), ("server", result.server))
     rows = tuple((group, name, value) for group, values in groups for name, value in flat(values))

@@ -52,6 +52,7 @@ def _engines(data: ReportData) -> Card:
 
 
 def _size(main: Comparison, chosen: FormatRow) -> Card:
+    """Return the size of the chosen engine against that of the 16-bit one."""
     size = chosen.engine_bytes
     base = next((row.engine_bytes for row in main.rows if row.variant == BASELINE), None)
     if chosen.variant == BASELINE and size:
@@ -107,6 +108,7 @@ def _accuracy(data: ReportData) -> Card:
 
 
 def _load(main: Comparison, prices: PriceSettings, limits: str | None) -> list[Card]:
+    """Show the best throughput, its price, and the latency at the lightest load."""
     rows = [row for row in main.rows if row.run and row.peak]
     if not rows and any(row.run for row in main.rows):
         return [Card("Throughput", "no load counts", "", "each was cut short or limited by the load generator", "")]
@@ -140,6 +142,7 @@ def _load(main: Comparison, prices: PriceSettings, limits: str | None) -> list[C
 
 
 def _price(row: FormatRow, level: LoadPoint, result: BenchmarkResult, prices: PriceSettings) -> Card:
+    """Return the price of output tokens on a machine that is always as busy as at this load."""
     hour, what = usd_per_hour(result, prices)
     unit, rate = "USD per million output tokens", level.summary.output_tokens_per_s
     if hour is None or not rate:

@@ -108,6 +108,7 @@ def serve(overrides: Sequence[str]) -> int:
 
 
 def _refuse_unfit(folder: Path) -> None:
+    """Refuse a repository that was edited, or whose engine was built by another version or on another GPU."""
     from pipelines.engines.tensorrt_llm.folder import fit_faults
     from pipelines.serving.repository import read_repository
     from triton_repo.check import check_repository

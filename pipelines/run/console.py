@@ -63,6 +63,7 @@ def stored_flips(measured: Artifact, store: Store) -> Flips | None:
 
 
 def _evaluated(store: Store, **digests: str) -> list[Path]:
+    """Return the folders of evaluations with these inputs, newest first."""
     whole = Manifests.read(subfolders(store.root / "evaluate")).whole
     folders = [
         folder

@@ -164,6 +164,7 @@ class _ByHand:
         return [other for other in self.plan.steps if other.node.id in step.node.inputs.values()]
 
     def _name(self, step: PlannedStep) -> str:
+        """Return the folder of what a step writes: the artifact, or a name of its own."""
         if step.artifact:
             return relative_to_cwd(step.artifact.path)
         prefix = "draft-" if step.node.id.startswith("draft.") else ""
@@ -183,6 +184,7 @@ class _ByHand:
         return _option_lines(command(stage.build, BuildLimits(**values), places))
 
     def _timing(self, stage: Build, *, later: bool) -> str | None:
+        """Return the timing cache to start from: the one of the build before, or of this machine's builds."""
         if later:
             return TIMING_CACHE
         if not self.plan.deployment.machine.gpus or stage.on_gpu is None:
@@ -207,6 +209,7 @@ def _of_baseline(step: PlannedStep) -> bool:
 
 
 def _of_nvidia(stage: Stage) -> bool:
+    """Return whether a program of NVIDIA's does all the work of a stage."""
     return isinstance(stage, Build | Script)
 
 
@@ -221,5 +224,6 @@ def _option_lines(options: Sequence[Sequence[str]]) -> Lines:
 
 
 def _inside(folder: str, line: str) -> Lines:
+    """Render a shell line that runs inside a folder, and leaves the shell where it is."""
     words = re.findall(r"(?:'[^']*'|[^\s'])+", line)  # keeps quotes and patterns as they are
     return command_lines([f"(cd {shlex.quote(folder)}", "&&", *words[:-1], f"{words[-1]})"], INDENT)

@@ -56,6 +56,7 @@ def _check_there(key: str, folder: Path) -> None:
 
 
 def _checked(manifests: Manifests, store: Store) -> str:
+    """Read every byte of artifacts from the disk, and say how many there were."""
     faults = list(manifests.faults)
     entries = [entry for manifest in manifests.whole.values() for entry in manifest["files"].values()]
     total = sum(int(entry["size"]) for entry in entries)

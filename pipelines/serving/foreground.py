@@ -178,6 +178,7 @@ def serve_llm_api(server: TrtllmServe, prompt: str) -> int:
 
 
 def _until_stopped(run: Callable[[ExitStack], int]) -> int:
+    """Run a server; SIGTERM and a closed terminal act like Ctrl-C, which ends it at once while it starts or drains."""
     with signal_handlers((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.default_int_handler):
         try:
             with ExitStack() as stack:
@@ -188,6 +189,7 @@ def _until_stopped(run: Callable[[ExitStack], int]) -> int:
 
 
 def _watch(server: TritonServer | TrtllmServe, frontend: OpenAiFrontend | None, say_where: Callable[[], None]) -> int:
+    """Print the addresses and wait; the drain happens when the caller leaves its `with` block."""
     budget = RestartBudget(server.settings.restarts)
     try:
         say_where()
@@ -204,6 +206,7 @@ def _watch(server: TritonServer | TrtllmServe, frontend: OpenAiFrontend | None, 
 
 
 def _wait_for_failure(server: TritonServer | TrtllmServe, frontend: OpenAiFrontend | None) -> ServerFailedError:
+    """Return why the server, or the service in front of it, ended."""
     while True:
         try:
             server.check()
@@ -265,6 +268,7 @@ def _say_completion(url: str, model: str, prompt: str, *, asks_key: bool = False
 
 
 def _say_exposure(server: TritonServer) -> None:
+    """Warn about the endpoints that a server exposes beyond loopback."""
     host = server.settings.host
     reach = "every network of this machine" if host == "0.0.0.0" else f"whoever reaches {host}"
     say(f"serving.host={host} opens these to {reach}.")

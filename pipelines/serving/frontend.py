@@ -25,6 +25,7 @@ class OpenAiFrontend:
     """Runs as long as the `with` block does; needs a started server with an openai_port."""
 
     def __init__(self, server: TritonServer, slo: Slo = NO_SLO) -> None:
+        """Take the server, and limits that the metrics show exactly how many answers meet."""
         self._server, self._slo = server, slo
         self._settings = server.settings
         self._host = server.settings.front_host
@@ -34,6 +35,7 @@ class OpenAiFrontend:
         self._was_ready = False
 
     def __enter__(self) -> OpenAiFrontend:
+        """Start; see `start`."""
         self.start()
         return self
 
@@ -91,6 +93,7 @@ class OpenAiFrontend:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Let running responses finish, then stop it."""
         if self._process is not None:
             failed = self._process.poll() is not None
             self._process.stop(self._settings.drain_timeout_s + 1)

@@ -137,6 +137,7 @@ def find_wheel() -> Wheel | None:
 
 
 def _env(libs: Path | None = None) -> dict[str, str]:
+    """Return variables that put this Python first on PATH, and libpython and the wheel's libraries on theirs."""
     variables = {"PATH": os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", os.defpath)])}
     if libs is not None:
         folders = [str(libs), str(sysconfig.get_config_var("LIBDIR") or ""), os.environ.get("LD_LIBRARY_PATH", "")]

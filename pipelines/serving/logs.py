@@ -97,6 +97,7 @@ def load_failures(lines: Iterable[str]) -> list[LoadFailure]:
 
 
 def _failure(model: str, logged: str) -> LoadFailure:
+    """Strip status, traceback and exception class from a logged text."""
     text = STATUS.sub("", logged.replace("\\n", "\n").replace('\\"', '"'))
     message, _, trace = text.partition("\n\nAt:\n")
     places = PLACE.findall(trace)
@@ -131,6 +132,7 @@ def useful_lines(lines: Iterable[str], count: int = 3) -> list[str]:
 
 
 def _last_crash(lines: list[str]) -> list[str]:
+    """Return the last crash, from the line that names it to the next line of a log or of a stack."""
     crash: list[str] = []
     inside = False
     for line in lines:

@@ -136,6 +136,11 @@ class TritonServer:
         return self._process
 
     def __enter__(self) -> TritonServer:
+        """Start the server and wait until it is ready.
+
+        Raises:
+            UserError: there is no server, a port is in use, or a model does not load (the message says which and why).
+        """
         remove_leftovers()
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -160,6 +165,7 @@ class TritonServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Drain; a second Ctrl-C during it kills at once."""
         failed = self._process is not None and self._process.poll() is not None
         self.stop()
         if self.log_is_temporary and not failed:
@@ -205,6 +211,7 @@ class TritonServer:
         remove_own(self._shm_prefix)
 
     def _requests(self) -> float | None:
+        """Return how many requests the engine has, or None if it does not say."""
         answer = get(self.host, self._metrics_port, "/metrics")
         numbers = [float(number) for number in REQUESTS.findall(answer[1] if answer else "")]
         return sum(numbers) if numbers else None
@@ -303,6 +310,7 @@ class TritonServer:
         return self._running.wait(POLL_S) is None and logs.taken_port(self.log_lines()) is None
 
     def _startup_failure(self, code: int | None) -> Exception:
+        """Return why the server ended, or must be ended, before it was ready."""
         lines = self.log_lines()
         port = logs.taken_port(lines)
         if port is not None:

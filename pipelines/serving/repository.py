@@ -144,6 +144,7 @@ def refuse_elsewhere(repository: ModelRepository, *, from_wheel: bool) -> None:
 
 
 def _description(path: Path) -> dict[str, Any]:
+    """Read the description of the repository; one made by hand need not have any."""
     file = path / DESCRIPTION
     if not file.is_file():
         return {}

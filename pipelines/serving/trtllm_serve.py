@@ -69,6 +69,11 @@ class TrtllmServe:
         return str(json.loads(answer[1])["data"][0]["id"]) if answer and answer[0] == 200 else self._checkpoint
 
     def __enter__(self) -> TrtllmServe:
+        """Start it and wait until it is ready.
+
+        Raises:
+            UserError: it is not installed, the port is in use, or it ended, with its last lines.
+        """
         if fault := why_no_trtllm_serve():
             raise UserError.of([fault])
         ports = choose_ports(self.settings.model_copy(update={"openai": True}), usual=self._usual_ports)
@@ -80,6 +85,7 @@ class TrtllmServe:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Stop it; a second Ctrl-C during it kills at once."""
         if self._process is not None and self._process.poll() is None:
             self._process.stop(self.settings.drain_timeout_s)
 

@@ -76,7 +76,11 @@ def _texts(value: object) -> Iterator[str | Path]:
 
 
 def _check_text(text: str | Path) -> None:
-    """Refuse an address with a password, which would be shown and stored, and a path that no file system takes."""
+    """Refuse an address with a password, which would be shown and stored, and a path that no file system takes.
+
+    Raises:
+        ValueError: it is one.
+    """
     if isinstance(text, Path):
         _check_path(text)
     if (hidden := masked(str(text))) != str(text):
@@ -88,7 +92,11 @@ def _check_text(text: str | Path) -> None:
 
 
 def _at_home(value: Any) -> Any:
-    """Return a value whose paths, also in lists and mappings, have the home folder in place of `~`."""
+    """Return a value whose paths, also in lists and mappings, have the home folder in place of `~`.
+
+    Raises:
+        ValueError: a path begins with the home of a user whom this machine does not know.
+    """
     if isinstance(value, Path):
         try:
             return value.expanduser()
@@ -104,6 +112,11 @@ LONGEST_NAME, LONGEST_PATH = 255, 4095
 
 
 def _check_path(path: Path) -> None:
+    """Refuse a path that no file system takes.
+
+    Raises:
+        ValueError: it or a name in it is too long.
+    """
     longest = max(path.parts, key=lambda part: len(os.fsencode(part)), default="")
     for most, text in ((LONGEST_NAME, longest), (LONGEST_PATH, str(path))):
         if (size := len(os.fsencode(text))) > most:
@@ -114,6 +127,7 @@ def _check_path(path: Path) -> None:
 
 @cache
 def _kinds(annotation: Any) -> frozenset[Any]:
+    """Return the plain types that a field takes, as they are or in lists."""
     inner = get_args(annotation)
     if get_origin(annotation) is Literal or not inner:
         return frozenset([annotation]) if not inner else frozenset()
@@ -121,6 +135,10 @@ def _kinds(annotation: Any) -> frozenset[Any]:
 
 
 def _of_its_kind(annotation: Any, value: Any) -> Any:
+    """Refuse true and false for numbers, which Python counts with, and read a number as text where text belongs.
+
+    A mapping may be null, which Hydra can replace by another mapping, as it cannot an empty one.
+    """
     if value is None and get_origin(annotation) is dict:
         return {}
     kinds = _kinds(annotation)
@@ -176,6 +194,7 @@ class OptionTable:
         return next((each for each in field.metadata if isinstance(each, OptionTable)), None)
 
     def __get_pydantic_core_schema__(self, _source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return pydantic's schema of the mapping."""
         kinds = {
             name: Annotated[
                 kind, BeforeValidator(partial(_of_its_kind, kind)), AfterValidator(partial(_in_range, name))
@@ -270,6 +289,7 @@ class Group(BaseModel):
 
 
 def _as_yaml(value: Any) -> Any:
+    """Return a default as plain values; an empty mapping as null."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Path):
@@ -333,6 +353,7 @@ def keys_of(group: str, names: Sequence[str], wrong: str) -> str:
 
 
 def _fault(group: type[Group], prefix: str, item: Mapping[str, Any]) -> Fault:
+    """Turn one pydantic error into a fault with our four parts."""
     key = prefix + ".".join(str(part) for part in item["loc"])
     value = "null" if item.get("input") is None else item["input"]
     if item["type"] == "extra_forbidden":
@@ -380,6 +401,7 @@ def _of_fields(group: type[Group], error: ValidationError) -> list[dict[str, Any
 
 
 def _apart(group: type[Group], loc: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the path of a field, and where inside its value the fault is, without the kind between them."""
     for depth, part in enumerate(loc, 1):
         if part not in group.model_fields:
             break
@@ -402,6 +424,7 @@ def _wanted(item: Mapping[str, Any]) -> str:
 
 
 def _keys_at(group: type[Group], loc: tuple[Any, ...]) -> list[str]:
+    """List the keys of the group, or of the mapping of options, at a path."""
     for part in loc:
         if table := OptionTable.of(group.model_fields[part]):
             return list(table.kinds)

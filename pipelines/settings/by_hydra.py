@@ -127,6 +127,7 @@ def parse_override(text: str) -> Any:
 
 
 def _syntax_fault(text: str) -> Fault:
+    """Explain why a text is not `key=value`."""
     key, equals, value = text.partition("=")
     message = f"'{text}' is not a valid override (expected key=value)."
     if not equals:
@@ -144,6 +145,7 @@ def _syntax_fault(text: str) -> Fault:
 
 
 def _is_open(value: str) -> bool:
+    """Return whether brackets or quotes are unbalanced."""
     expected: list[str] = []
     quote = ""
     for letter in re.sub(r"\\.", "", value):
@@ -230,6 +232,7 @@ def _choice_fault(group: str, choice: str, place: str) -> Fault | None:
 
 
 def _place_hint(group: str, choice: str, place: str) -> str:
+    """Say where a folder, a file or a model of the Hub belongs, if one was given in place of a preset's name."""
     if "/" not in choice:
         return ""
     if group == "model":
@@ -280,6 +283,7 @@ def _key_faults(key: str, text: str, override: Any, keys: set[str]) -> list[Faul
 
 
 def _unknown_key(key: str, value: str, keys: set[str]) -> Fault:
+    """Make the fault for an unknown or removed key."""
     message = f"'{key}' is not a known setting."
     if key in RENAMED:
         return Fault(message, f"It is now '{RENAMED[key]}'.")

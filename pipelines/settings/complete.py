@@ -58,6 +58,7 @@ def _groups(word: str) -> list[str]:
 
 
 def _keys(config: Mapping[str, Any], word: str) -> list[str]:
+    """List the keys that begin with a word; those of a group end with a dot."""
     inside, dot, _ = word.rpartition(".")
     node = _node(config, inside) if dot else config
     ends = {key: "." if isinstance(value, dict | list) else "=" for key, value in node.items()}
@@ -65,6 +66,7 @@ def _keys(config: Mapping[str, Any], word: str) -> list[str]:
 
 
 def _value_of(config: Mapping[str, Any], word: str) -> list[str]:
+    """List the current value of a key, unless another value is being typed."""
     key, _, typed = word.partition("=")
     inside, _, last = key.rpartition(".")
     value = _node(config, inside).get(last, {})
@@ -85,6 +87,7 @@ def _node(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _values(word: str) -> list[str]:
+    """List `key=value` for each value that a key may have."""
     key, equals, _ = word.partition("=")
     group = key.partition(".")[0]
     if not equals or group == key:

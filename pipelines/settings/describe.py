@@ -79,6 +79,7 @@ def _nested(annotation: Any) -> type[BaseModel] | None:
 
 
 def _sentences(group: type[BaseModel]) -> dict[str, str]:
+    """Read the "Attributes" sections of a class and its base classes."""
     sentences: dict[str, str] = {}
     for each in reversed(group.__mro__):
         if each is not BaseModel and issubclass(each, BaseModel):
@@ -145,4 +146,5 @@ def _bounds(metadata: Any) -> str:
 
 
 def _number(value: float) -> str:
+    """Write a limit as it is typed: whole numbers with all their digits."""
     return str(value) if isinstance(value, int) else f"{value:g}"

@@ -105,6 +105,7 @@ def parse(overrides: Sequence[str]) -> tuple[dict[str, str], list[tuple[list[str
 
 
 def _value(text: str) -> Any:
+    """Read a value as Hydra's grammar does."""
     if text[0] == "[" and text[-1] == "]":
         return [_value(each.strip(" ")) for each in _parts(text[1:-1])]
     if text[0] == "{" and text[-1] == "}":
@@ -117,6 +118,7 @@ def _value(text: str) -> Any:
 
 
 def _parts(text: str) -> list[str]:
+    """Split a list or mapping at the commas that are in no list or mapping inside of it."""
     if not text:
         return []
     parts, depth = [""], 0
@@ -354,6 +356,7 @@ def _set(config: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def _set_all(node: dict[str, Any], key: str, value: dict[Any, Any]) -> None:
+    """Set the keys of a mapping that is there, or put one in place of a plain value."""
     there = node[key]
     if isinstance(there, dict):
         for name, each in value.items():
@@ -365,6 +368,7 @@ def _set_all(node: dict[str, Any], key: str, value: dict[Any, Any]) -> None:
 
 
 def _resolved(value: Any, config: Mapping[str, Any], depth: int = 0) -> Any:
+    """Replace each `${group.key}` and `${resolver:...}`; other expressions, and what must be given, are Hydra's."""
     if isinstance(value, dict):
         return {key: _resolved(each, config, depth) for key, each in value.items()}
     if isinstance(value, list):

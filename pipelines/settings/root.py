@@ -159,7 +159,11 @@ def validate(raw: Mapping[str, Any]) -> Settings:
 
 
 def _with_options_of_file(settings: Settings) -> Settings:
-    """Return the settings with those values of `llm_api.file` that are settings here, which count as given."""
+    """Return the settings with those values of `llm_api.file` that are settings here, which count as given.
+
+    Raises:
+        UserError: another value is given for one of them.
+    """
     faults, groups = list[Fault](), dict[str, Any]()
     for option, value in flat(settings.llm_api.of_file).items():
         own = OWN_SETTINGS.get(option)

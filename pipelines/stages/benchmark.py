@@ -151,6 +151,7 @@ def _log(logs: Path, program: str) -> Path:
 
 
 def _observed(levels: Sequence[LoadPoint]) -> dict[str, float]:
+    """Return the highest gauges of all levels: resident bytes of the engine's process, KV blocks, KV blocks in use."""
     names = {"total": "memory_cpu", "kv_blocks": "kv_cache_block_max", "kv_blocks_used": "kv_cache_block_used"}
     highest = {}
     for ours, gauge in names.items():

@@ -107,6 +107,7 @@ class Diagnose:
         return {"accused": str(accused.stage) if accused else None, "sentence": result.sentence()}
 
     def _not_run(self, inputs: Mapping[str, Path], *, served: bool) -> dict[str, str]:
+        """Return why stages are not run, by stage."""
         reasons = {Place.GPU_ENGINE: "its logits are not read by this project; diagnose the same checkpoint on the CPU"}
         if self._why_not_simulated:
             reasons[Place.MODELOPT] = self._why_not_simulated
@@ -125,6 +126,7 @@ class Diagnose:
 
     @property
     def _why_not_simulated(self) -> str:
+        """Why ModelOpt's simulation is no stage of this diagnosis; empty if it is one."""
         if self.quantize is None:
             return "the checkpoint was given, so its calibration is unknown"
         if not self.asked.simulate:
@@ -136,6 +138,7 @@ class Diagnose:
         return self.url is not None and self.url.startswith("grpc://")
 
     def _serve(self, stack: ExitStack, inputs: Mapping[str, Path], progress: Progress) -> Servers:
+        """Return where the given server is, or start Triton and the OpenAI-compatible service on the repository."""
         from eval.diagnose.servers import Servers
 
         if self.url is not None and self._asks_triton:

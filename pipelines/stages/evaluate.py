@@ -359,6 +359,7 @@ def _spec_of(settings: EvalSettings, dataset: Path, max_length: int, max_prompt:
 
 
 def _questions_of(settings: EvalSettings) -> dict[str, Any]:
+    """Return the settings that decide which questions are asked and what makes an answer right."""
     roles = "question", "choices", "answer", "subject"
     own = {role: getattr(settings, f"{role}_column") for role in roles} | {"answers": settings.answers}
     metric = {} if settings.metric is None else {"metric": settings.metric}

@@ -108,6 +108,7 @@ class Fidelity:
 
 
 def _reading(stage: Fidelity | FidelityServed, settings: set[str]) -> dict[str, Any]:
+    """Return what identifies the texts that are read, and the arithmetic that reads them."""
     mine = stage.fidelity.path  # its suffix decides how it is read, and a file's digest leaves it out
     return {
         "engine": stage.engine,
@@ -130,6 +131,7 @@ def _side(stage: Fidelity | FidelityServed, folder: Path, name: str) -> Side:
 
 
 def _windows_of(stage: Fidelity | FidelityServed, inputs: Mapping[str, Path], longest: int) -> list[Windows]:
+    """Cut every text among the inputs into windows of at most so many tokens."""
     from eval.adapter import load_tokenizer
     from eval.fidelity.measure import cut, refuse_other_tokens
 

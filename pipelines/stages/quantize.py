@@ -226,7 +226,11 @@ class ChatRenderer:
         return ChatTemplate(templates, tokens) if "default" in templates else None
 
     def __call__(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Render one chat; a UserError says that the template refuses it."""
+        """Render one chat.
+
+        Raises:
+            UserError: the template refuses it.
+        """
         if self._template is None:
             return plain_chat(messages)
         values = {"tools": None, "documents": None, "add_generation_prompt": False}

@@ -89,6 +89,7 @@ class HashCache:
                 self._dirty = False
 
     def _remembered(self, path: Path) -> str | None:
+        """Return the known hash of a file that has not changed since it was read."""
         name, stamp = _identity(path)
         size, mtime, ctime, read_at, sha256 = self._hashes.get(name, [None] * 5)
         if [size, mtime, ctime] != stamp or not _is_recent(read_at):

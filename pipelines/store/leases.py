@@ -37,7 +37,11 @@ class Lease:
     """A lease that this process holds."""
 
     def __init__(self, path: Path) -> None:
-        """Make the file, lock it, and begin to touch it."""
+        """Make the file, lock it, and begin to touch it.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         while True:
@@ -165,6 +169,7 @@ def file_system_time(folder: Path) -> float:
 
 
 def _inspect(path: Path, now: float, *, sweep: bool = False) -> Seen | None:
+    """Inspect a lease; with `sweep`, remove it if its holder is gone."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:
@@ -188,6 +193,7 @@ def _inspect(path: Path, now: float, *, sweep: bool = False) -> Seen | None:
 
 
 def _kernel(handle: int) -> str:
+    """Identify the kernel and the mount of an open file; empty where the system does not say."""
     try:
         return f"{BOOT_ID.read_text().strip()}:{os.fstat(handle).st_dev}"
     except OSError:

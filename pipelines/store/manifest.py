@@ -147,6 +147,7 @@ def _checksum(value: Mapping[str, Any]) -> str:
 
 
 def _repeat(manifest: object) -> tuple[str, ...]:
+    """Return the command that made an artifact, as a list; empty if its manifest has none."""
     repeat = manifest.get("repeat") if isinstance(manifest, dict) else None
     try:
         return tuple(shlex.split(repeat)) if isinstance(repeat, str) else ()

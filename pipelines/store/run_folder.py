@@ -80,6 +80,7 @@ class _Log(logging.FileHandler):
 
 
 def _new_folder(parent: Path, name: str) -> Path:
+    """Create a folder that no other run uses, however many runs start at the same time."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     for number in itertools.count():
         folder = parent / f"{stamp}-{name}-{os.getpid()}{f'-{number}' if number else ''}"

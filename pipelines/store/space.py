@@ -190,6 +190,7 @@ def _holding(path: Path, artifacts: Sequence[Path]) -> Holding:
 
 
 def _reasons(store: Store, holdings: Sequence[Holding], keep_days: int) -> dict[Path, str]:
+    """Say of each artifact that is kept why: it is used, linked, young, or a kept one was made from it."""
     in_use, linked = _in_use(store), {link.resolve(): link for link in _links(store) if link.is_symlink()}
     since = time.time() - keep_days * DAY
     reasons: dict[Path, str] = {}
@@ -211,6 +212,7 @@ def _reasons(store: Store, holdings: Sequence[Holding], keep_days: int) -> dict[
 
 
 def _in_use(store: Store) -> dict[str, str]:
+    """Map the names of artifacts that a living process uses to that process."""
     return {name: lease.holder for lease in store.leases.all() if lease.alive for name in lease.uses}
 
 
@@ -222,6 +224,7 @@ def _links(store: Store) -> list[Path]:
 
 
 def _files(folder: Path) -> dict[tuple[int, int], DiskFile]:
+    """Look at every file below a folder; symbolic links are not followed."""
     files: dict[tuple[int, int], DiskFile] = {}
     for parent, _, names in os.walk(folder):
         for name in names:

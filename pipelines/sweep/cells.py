@@ -220,6 +220,7 @@ class RunCell:
 
 
 def _how(code: int) -> str:
+    """Describe an exit code, with a hint where the kernel may have run out of memory."""
     if code >= 0:
         return f"exit code {code} and no result"
     hint = ", which the kernel sends when memory runs out" if -code == signal.SIGKILL else ""

@@ -230,6 +230,7 @@ def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Swee
 
 
 def _ended(cell: SweepCell, folder: Path) -> SweepCell:
+    """Mark a cell as failed if it ended without a result."""
     if cell.ended:
         return cell
     cell = cell.failed(
@@ -263,6 +264,7 @@ def expand(overrides: Sequence[str], folder: Path) -> Sweep:
 
 
 def _alternatives(word: Any) -> list[str]:
+    """The overrides that a parsed word stands for: one, or one for each value that it lists."""
     key = word.get_key_element()
     if not word.is_sweep_override():
         return [f"{key}={word.get_value_element_as_str()}"]

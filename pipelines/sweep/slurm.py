@@ -187,6 +187,7 @@ class _Waiting:
         return all([self._is_over(*row) for row in zip(cells, self._jobs, jobs, strict=True)])
 
     def _is_over(self, cell: SweepCell, submitted: Any, job: SlurmJob | None) -> bool:
+        """Return whether the job is over for good; Slurm may restart a failed cell (preemption)."""
         if cell.state == "done":
             return True
         if job is not None and not job.ended:

@@ -71,6 +71,7 @@ def _judged(cells: Sequence[SweepCell], settings: EvalSettings) -> ResultTable:
 
 
 def _single(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides that have a single value: folders and criteria are the same for every cell."""
     return [text for text in overrides if text.startswith(("paths.", "report.", "sizing.prices.", *CRITERIA))]
 
 

@@ -231,6 +231,7 @@ def _draft(settings: Settings, overrides: Sequence[str]) -> Draft | None:
 
 
 def _of_settings(deployment: Deployment) -> OldDeployment:
+    """Return a deployment of this project for TensorRT-LLM 1.2."""
     settings, shape, form = deployment.settings, deployment.shape, FORMATS[deployment.settings.quant.qformat]
     triton = {name: value for name, value in settings.triton.model_dump().items() if name in WORDS["triton"]}
     triton["enable_kv_cache_reuse"] = settings.kv_cache.enable_block_reuse
@@ -254,6 +255,7 @@ def _of_settings(deployment: Deployment) -> OldDeployment:
 
 
 def _fidelities(store: Store, label: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return the facts of the newest fidelity of each variant of a model."""
     folders = [folder for folder in store.folders() if folder.parent.name == "fidelity"]
     manifests = sorted(Manifests.read(folders).whole.values(), key=lambda manifest: str(manifest["created"]))
     return {

@@ -132,6 +132,7 @@ def _engine(folder: Path) -> OldDeployment:
 
 
 def _read_engine(folder: Path) -> OldDeployment:
+    """Read an engine's config.json; a split that contradicts itself is refused."""
     path = folder / CONFIG
     if '"builder_config"' in path.read_text(encoding="utf-8", errors="replace"):
         raise UserError(f"{path} is of TensorRT-LLM before 0.8.", allowed="0.8 to 1.2 are read.", todo=BY_COMMAND)
@@ -169,11 +170,13 @@ def _read_engine(folder: Path) -> OldDeployment:
 
 
 def _model_of_ours(folder: Path) -> str:
+    """Return the model of an artifact of this project; empty for what others made."""
     model = (read_manifest(folder)["settings"].get("model") if (folder / MANIFEST).is_file() else None) or {}
     return str(model.get("path") or model.get("bundled") or model.get("hub_id") or "")
 
 
 def _read_repository(folder: Path) -> OldDeployment:
+    """Read the parameters of the model with TensorRT-LLM's backend, and its engine if it can be found."""
     from triton_repo.check import read_configs  # tritonclient takes long to import
     from triton_repo.consistency import parameter
 
@@ -235,6 +238,7 @@ def _read_script(text: str, source: str) -> OldDeployment:
 
 
 def _commands(text: str) -> Iterator[tuple[str, dict[str, list[str]]]]:
+    """Yield each known program with its options, without dashes, and the words after each."""
     text = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE).replace("\\\n", " ")
     text = _ARRAY.sub(lambda array: "=\n" + array[1].replace("\n", " ") + "\n", text)
     variables = dict(_ASSIGNED.findall(text))

@@ -126,6 +126,7 @@ class Form:
         }
 
     def _best(self, score: TokenScore) -> dict[str, float]:
+        """Return the likeliest tokens by name; the chosen one is always among them, as OpenAI documents."""
         best = {self._name(token): value for token, value in score.best[::-1]}
         return {self._name(score.token): score.log_prob, **best}
 

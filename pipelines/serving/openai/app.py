@@ -139,6 +139,8 @@ def _add_openai(
 
 
 def _add_tokens(app: FastAPI, served: ServedModel, limits: Limits, read: Read, reader: Reader) -> None:
+    """Add vLLM's endpoints of the tokenizer."""
+
     @app.post("/tokenize")
     async def tokenize(request: Request) -> dict[str, Any]:
         _check_type(request)
@@ -154,6 +156,8 @@ def _add_tokens(app: FastAPI, served: ServedModel, limits: Limits, read: Read, r
 
 
 def _add_health(app: FastAPI, served: ServedModel, backend: Backend) -> None:
+    """Add the endpoints for load balancers and Prometheus."""
+
     @_readable(app, "/health")
     @_readable(app, "/v1/health/ready")
     @_readable(app, "/v2/health/ready")
@@ -182,6 +186,8 @@ def _add_health(app: FastAPI, served: ServedModel, backend: Backend) -> None:
 
 
 def _add_generate(app: FastAPI, served: ServedModel, backend: Backend, limits: Limits, read: Read) -> None:
+    """Add Triton's generate endpoints of the models that clients send text to."""
+
     async def responses_of(name: str, request: Request) -> AsyncIterator[dict[str, Any]]:
         if name not in served.fields:
             names = ", ".join(served.fields)
@@ -216,6 +222,7 @@ async def _scored(
 async def _with_features(
     prepared: Prepared, served: ServedModel, backend: Backend, reader: Reader, limits: Limits
 ) -> Prepared:
+    """Fetch, decode and encode the pictures of a chat, which has one prompt."""
     try:
         pixels, tokens = await _pixels(prepared.prompts[0], reader, limits)
         prepared = with_rows(prepared, tokens, served)
@@ -242,6 +249,7 @@ async def _in_time(deadline: float, work: Awaitable[Result]) -> Result:
 
 
 async def _streamed(request: Request, stream: AsyncIterator[str]) -> Response:
+    """Send events as they come; an error before the first one still gets its HTTP status."""
     first = await _unless_client_leaves(request, anext(stream, ""))
 
     async def body() -> AsyncIterator[str]:
@@ -293,7 +301,11 @@ def _choices(prepared: Prepared, served: ServedModel, clock: Callable[[], Answer
 
 
 def _check_type(request: Request) -> None:
-    """Refuse what is not declared as JSON, which a web page could send from a browser without asking anyone."""
+    """Refuse what is not declared as JSON, which a web page could send from a browser without asking anyone.
+
+    Raises:
+        ApiError: 400, naming the type.
+    """
     header = request.headers.get("content-type", "")
     kind = header.partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
@@ -301,6 +313,8 @@ def _check_type(request: Request) -> None:
 
 
 async def _unless_client_leaves(request: Request, work: Awaitable[Result]) -> Result:
+    """Do the work, but cancel it if the client disconnects."""
+
     async def left() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
@@ -343,6 +357,7 @@ def _model(served: ServedModel) -> dict[str, Any]:
 
 
 def _get(url: str) -> str | None:
+    """Return a page; None if its server does not respond."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return str(answer.read().decode())

@@ -248,6 +248,7 @@ class Backend:
                 pass
 
     async def _read(self, call: Any, results: asyncio.Queue[Any]) -> None:
+        """Put the results of a stream into the queue, errors as `ApiError`, and None at the end."""
         try:
             async for result, error in call:
                 self._tokens.read()  # they are older
@@ -274,6 +275,7 @@ async def _drain(results: asyncio.Queue[Any]) -> None:
 
 
 def _request(model: str, inputs: Sequence[InputTensor], outputs: Sequence[str], request_id: str = "") -> dict[str, Any]:
+    """Build the request before the stream opens, because tritonclient swallows errors raised inside its iterator."""
     requested = [triton.InferRequestedOutput(name) for name in outputs]
     return {
         "model_name": model,

@@ -116,6 +116,7 @@ class BodyLimit:
             raise self._too_large(length)
 
     async def _read(self, receive: Receive, body: bytearray) -> bool:
+        """Collect the body; return False if the client left."""
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":

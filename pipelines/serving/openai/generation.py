@@ -26,6 +26,7 @@ class StopFilter:
     """
 
     def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
+        """Take the stop strings, and whether the one that ends the text is shown."""
         self._stops, self._keep = tuple(stops), keep
         self._held = ""
         self.stopped = False
@@ -193,6 +194,7 @@ class Completion:
         return min(self.reused_blocks * (self.engine.repository.tokens_per_block or 0), len(self.prompt.tokens))
 
     async def _all(self, source: TokenSource, sampling: Sampling) -> AsyncIterator[TextDelta]:
+        """Yield the answer with its calls as text."""
         output = _OutputFilter(self, sampling)
         inputs = engine_inputs(sampling, self.prompt.tokens, self.max_tokens, self.number, self.engine)
         inputs += self.prompt.features
@@ -286,6 +288,7 @@ class _OutputFilter:
         return self._choice.output_tokens >= (self._sampling.min_tokens or 0)
 
     def _stopped(self, new: str) -> str:
+        """Return the part of new text that can be output."""
         self._length += len(new)
         return self._stops.push(new) if self._may_stop else new
 

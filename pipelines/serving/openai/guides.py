@@ -124,6 +124,7 @@ def _schema_text(value: str | Json, param: str) -> Guide:
 
 
 def _one_of(texts: Sequence[str], param: str) -> str:
+    """Return the regular expression of a choice between texts."""
     if not texts or len(texts) > MAX_CHOICES or not all(texts):
         raise ApiError(400, f"'{param}.choice' takes 1 to {MAX_CHOICES} texts that are not empty.", param=param)
     escaped = [SPECIAL_IN_REGEX.sub(r"\\\g<0>", text) for text in texts]
@@ -272,6 +273,7 @@ def _refused(whose: str, param: str, name: str, value: object, instead: str) -> 
 
 
 def _followed(schema: Json) -> Json:
+    """Return the schema that a reference at the top leads to, as pydantic writes recursive classes."""
     node: Any = schema
     for _ in range(8):
         pointer = node.get("$ref")

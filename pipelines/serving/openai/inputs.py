@@ -179,6 +179,11 @@ def _sampling(sampling: Sampling, choice: int, *, draws_anew: bool) -> Iterable[
 
 
 def _bias(biases: dict[str, float], size: int) -> InputTensor:
+    """Return the bias of each logit.
+
+    Raises:
+        ApiError: 400, a token is not in the vocabulary.
+    """
     values: Any = [0.0] * size
     for token, bias in biases.items():
         if int(token) >= size:

@@ -96,6 +96,7 @@ class AnswerClock:
     __slots__ = ("_first", "_last", "_metrics", "_started")
 
     def __init__(self, metrics: ServiceMetrics, started: float) -> None:
+        """Take the time at which the request arrived, of `perf_counter`."""
         self._metrics, self._started = metrics, started
         self._first = self._last = 0.0
 

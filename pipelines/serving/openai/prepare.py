@@ -147,6 +147,7 @@ def served(repository: ModelRepository, metrics_url: str, chat_template: Path | 
 
 
 def _shipped(tokenizer: Path) -> Path | None:
+    """Return the template beside the bundled models, for a copy of one of their tokenizers without its own."""
     if "default" in chat_templates(tokenizer)[0]:
         return None
     own, tokenizers = tokenizer / "tokenizer.json", BUNDLED.glob("models/*/tokenizer.json")
@@ -273,6 +274,7 @@ def _completion(request: CompletionRequest, model: ServedModel, limits: Limits) 
 def _prompt(
     prompt: str | list[int], sampling: Sampling, model: ServedModel, param: str, pictures: tuple[bytes | str, ...] = ()
 ) -> Prompt:
+    """Tokenize a prompt that was given as text, and refuse one that is too long."""
     if pictures and sampling.truncate_prompt_tokens is not None:
         raise unsupported("truncate_prompt_tokens", sampling.truncate_prompt_tokens, "It would cut pictures.")
     if isinstance(prompt, str):
@@ -302,6 +304,7 @@ def _check_places(tokens: list[int], pictures: int, model: ServedModel, param: s
 def _rendered(
     messages: list[Message], values: Mapping[str, Any], model: ServedModel, limits: Limits
 ) -> tuple[str, tuple[bytes | str, ...]]:
+    """Return the text of a chat and its pictures."""
     plain = [message.plain(sees=model.pictures is not None) for message in messages]
     parts = [part for message in plain if isinstance(message["content"], list) for part in message["content"]]
     urls = [part.pop("url") for part in parts if "url" in part]
@@ -315,6 +318,7 @@ def _rendered(
 
 
 def _truncated(tokens: list[int], fixed: int, most: int | None, model: ServedModel) -> list[int]:
+    """Keep the last tokens of a prompt, and the special ones that the tokenizer puts in front."""
     if most == ALL_THAT_FITS:
         most = model.repository.longest_prompt
     if most is None or len(tokens) <= most:

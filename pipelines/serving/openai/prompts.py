@@ -144,6 +144,11 @@ class _TemplateProcess:
         return text
 
     def _answer(self, content: bytes, most: int) -> tuple[bytes, str]:
+        """Send something and return the kind and the text of the answer.
+
+        Raises:
+            StoppedTemplateError: the process was stopped, or crashed.
+        """
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(len(content).to_bytes(LENGTH_BYTES, "little") + content)
@@ -156,6 +161,7 @@ class _TemplateProcess:
             raise
 
     def _received(self, most: int) -> tuple[bytes, str]:
+        """Return the kind and the text of the next answer, of at most this many bytes."""
         size = int.from_bytes(self._read(LENGTH_BYTES), "little")
         if size > most + 1:
             raise StoppedTemplateError(
@@ -170,7 +176,11 @@ class _TemplateProcess:
         return kind, text.decode(errors="replace")
 
     def _read(self, size: int) -> bytes:
-        """Read exactly so many bytes; the kernel ends the process when it has used its share of processor time."""
+        """Read exactly so many bytes; the kernel ends the process when it has used its share of processor time.
+
+        Raises:
+            EOFError: the process ended before.
+        """
         assert self._process.stdout is not None
         content = self._process.stdout.read(size)
         if len(content) < size:
@@ -190,6 +200,7 @@ class _TemplateProcess:
 
 
 def _why(code: int) -> str:
+    """Say why a process ended without being told to."""
     if code == -signal.SIGPROF:
         return f"it took more than {CPU_SECONDS:g} s of processor time"
     if code < 0:
@@ -281,6 +292,7 @@ class ChatTemplate:
             ) from None
 
     def _with_parts(self, message: Mapping[str, Any], name: str) -> dict[str, Any]:
+        """Write text and pictures as the template takes them: as parts, or a picture's token on its own line."""
         content = message["content"]
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if name in self._seeing:

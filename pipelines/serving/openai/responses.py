@@ -204,6 +204,7 @@ def _chat_tool(tool: Json) -> Json:
 
 
 def _messages(items: Sequence[Json]) -> list[Json]:
+    """Return the messages of a chat; calls of tools belong to the message of the assistant before them."""
     messages: list[Json] = []
     for entry in items:
         kind = entry.get("type") or "message"
@@ -368,6 +369,7 @@ class ResponseForm:
         yield numbered.event("response.content_part.added", {**place, "part": _part("", [])})
 
     def _endings(self, choice: Completion, numbered: _Numbered, *, opened: bool) -> Iterator[str]:
+        """Yield the end of the message, the calls of tools, each in one piece, and the whole response."""
         if opened:
             place = {"item_id": self.item, "output_index": 0, "content_index": 0}
             scores = _scores(choice, choice.scores)

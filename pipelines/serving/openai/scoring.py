@@ -60,6 +60,7 @@ class PromptScorer:
     """Scores the prompts of all requests, one at a time."""
 
     def __init__(self, source: PromptSource, *, few: bool) -> None:
+        """Take the model, and whether it returns the log probabilities of a few tokens."""
         self._source, self._few = source, few
         self._turn = asyncio.Lock()
 
@@ -95,6 +96,7 @@ def pairs(tokens: Any, log_probs: Any) -> tuple[Best, ...]:
 
 
 def _sent(prompt: tuple[int, ...], own: Any, tokens: Any, log_probs: Any) -> Scores:
+    """Return the scores of a prompt; see `Backend.context_log_probs`."""
     best = pairs(tokens, log_probs)
     token, score = best[-1][0]
     return Scores((*prompt, token), (None, *own.tolist(), score), (None, *best))

@@ -21,6 +21,11 @@ class ServedTokenizer:
     """Tokenizes and detokenizes in this process, like the repository's preprocessing and postprocessing models."""
 
     def __init__(self, folder: Path, *, adds_special: bool) -> None:
+        """Open the tokenizer of a folder.
+
+        Raises:
+            UserError: it is none that can be opened.
+        """
         loaded = opened(folder)
         self._tokenizer: Any = loaded.tokenizer
         self._adds_special = adds_special

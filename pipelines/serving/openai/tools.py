@@ -75,6 +75,7 @@ class ToolFilter:
     """
 
     def __init__(self, form: ToolForm, *, one: bool = False) -> None:
+        """Take the form, and whether the first call is all that is wanted."""
         self._form, self._held, self._holding, self._one = form, "", form is ToolForm.GUIDED_LIST, one
         self.done = False
 
@@ -118,6 +119,7 @@ class ToolFilter:
 
 
 def _may_be_a_call(text: str) -> bool:
+    """Whether a guided answer that begins so may be a call, whose name comes first."""
     begun = re.sub(r"\s", "", text[:LONGEST_BEGINNING])
     return begun.startswith(GUIDED_CALL) or GUIDED_CALL.startswith(begun)
 
@@ -140,6 +142,7 @@ def _first_call(form: ToolForm, text: str) -> str:
 
 
 def _calls(form: ToolForm, text: str) -> list[tuple[str, Json]]:
+    """Return name and arguments of each call; nothing if one of them is broken."""
     if form is ToolForm.HERMES:
         written: Iterable[str] = HERMES_CALL.findall(text)
     elif form is ToolForm.MISTRAL:
