@@ -72,6 +72,7 @@ class Migration:
         return next((each.value for each in self.old.settings if each.name == "num_nodes" and each.value != "1"), "")
 
     def _script(self) -> str:
+        """Return the script that serves: one server for each instance of the old model."""
         lines = ["#!/bin/bash", f"# Written by `make migrate`. The checkpoint: {self._build()}", QUIET]
         lines.append("model=${1:?the Hugging Face folder or name of the model}")
         ranks = f"mpirun --hostfile hosts -n {self.old.world_size} -x TRTLLM_NO_USAGE_STATS {LAUNCH} "
@@ -168,6 +169,7 @@ class Migration:
 
 
 def _table(caption: str, words: Sequence[Word]) -> tuple[blocks.Block, ...]:
+    """Return a table without the columns that are empty."""
     titles = ("engine", "LLM API", "note", "instead", "stated in")
     rows = [
         (word.old, word.to and f"{word.to}={text(word.value)}", word.why, word.instead, word.place) for word in words
@@ -178,6 +180,7 @@ def _table(caption: str, words: Sequence[Word]) -> tuple[blocks.Block, ...]:
 
 
 def _listed(words: Sequence[Word]) -> tuple[blocks.Block, ...]:
+    """Return a list with the settings of each reason together."""
     items = (
         f"{', '.join(word.old for word in words if word.why == why)}: {why}" for why in {word.why: 0 for word in words}
     )
