@@ -53,12 +53,13 @@ def known_model(settings: Settings) -> ModelShape:
 
 def engine_of(settings: Settings, model: ModelShape) -> EngineDescription:
     """Return the engine to size: the one that is named, the LLM API for what only it runs, else TensorRT-LLM 1.2."""
+    if model.published and not model.architecture:
+        return LLM_API  # trtllm-build of 1.2 knows none of these, and no rule knows them
     named = with_setting(settings.engine.name)
     if named is not None and named.needs_gpu:
         return named
-    if model.architecture not in FAMILIES:
-        return LLM_API if model.published else TENSORRT_LLM
-    return LLM_API if model.architecture not in BUILT and "llm_api" in model.family.features else TENSORRT_LLM
+    only_there = model.architecture in FAMILIES and model.architecture not in BUILT
+    return LLM_API if only_there and "llm_api" in model.family.features else TENSORRT_LLM
 
 
 def has_attention_dp(settings: Settings, model: ModelShape) -> bool:

@@ -281,8 +281,10 @@ class PerformanceModel:
         )  # fmt: skip
         provenance, why = self.provenance(setup)
         spread = self.spread(provenance, setup.runs_on.family)
-        if setup.model.num_experts > 1 and not self.parameters.knows(f"{setup.kind}+family={setup.runs_on.family}"):
-            spread["throughput"] = max(spread["throughput"], self.mixtures["spread"])
+        family = setup.runs_on.family
+        if setup.model.num_experts > 1 and not self.parameters.knows(f"{setup.kind}+family={family}"):
+            of = spread if family == MIXTURES_OF else ("throughput",)  # stages of vLLM show its latencies to be nearer
+            spread |= {metric: max(spread[metric], self.mixtures["spread"]) for metric in of}
         return Costed(
             cost=iteration_cost(of_model, values),
             overhead_s=values["overhead_s"],

@@ -151,13 +151,16 @@ def _deployed(
     """Build a case in seconds from a deployment, with its limits replaced by those that are set, one engine per policy.
 
     Raises:
-        UserError: the deployment has pipeline stages.
+        UserError: the deployment has pipeline stages or attention data parallel ranks.
     """
     if deployment.lanes > 1:
+        pp = settings.build.pp_size
+        ranks = deployment.lanes // pp
+        apart = f"{ranks} attention data parallel ranks and " if ranks > 1 else ""
         raise UserError(
-            f"{what} with build.pp_size={deployment.lanes} is not simulated: each of its pipeline stages works on a "
-            "batch of its own, and a simulation shows one engine.",
-            todo="Leave build.pp_size=1, or compute its rates and fleets: make size build.pp_size=2 ...",
+            f"{what} with {apart}build.pp_size={pp} is not simulated: each of its "
+            f"{'ranks' if apart else 'stages'} works on a batch of its own, and a simulation shows one engine.",
+            todo="Leave build.pp_size=1 and enable_attention_dp out, or compute its rates and fleets: make size ...",
         )
     simulator, engine = settings.simulator, deployment.engine
     limits = {name: getattr(simulator, name) for name in ("slots", "max_num_tokens", "kv_blocks", "tokens_per_block")}

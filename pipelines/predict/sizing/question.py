@@ -204,8 +204,9 @@ class Question:
         for qformat in self.formats:
             kv_formats = (self.kv_of[qformat],) if qformat in self.kv_of else self.kv_formats
             for kv_format, pp, tp in product(kv_formats, self.pp, self.tp):
+                apart = sizes.attention_dp and tp > 1
                 yield Setup(
-                    self.model, self.gpu, qformat, kv_format, self.sparse, tp, pp, sizes.attention_dp, self.framework,
+                    self.model, self.gpu, qformat, kv_format, self.sparse, tp, pp, apart, self.framework,
                     group_size=group_instead(sizes.qformat, sizes.group_size, qformat),
                     gpu_weights_percent=sizes.gpu_weights_percent,
                 )  # fmt: skip

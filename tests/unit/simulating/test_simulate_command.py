@@ -189,6 +189,9 @@ def test_a_full_kv_cache_is_named_and_pauses_are_counted(tmp_path, capsys):
     assert not re.search(r"^pauses +0$", capsys.readouterr().out, re.M)
 
 
+ATTENTION_DP = "llm_api.extra={enable_attention_dp: true}"
+
+
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
@@ -219,6 +222,10 @@ def test_a_full_kv_cache_is_named_and_pauses_are_counted(tmp_path, capsys):
             "H100-SXM-80GB: nvlink_gb_s_bidir is missing",
         ),
         (["hardware=h100_sxm", "model=llama_3_8b", "build.pp_size=2"], "build.pp_size=2 is not simulated.*make size"),
+        (
+            ["hardware=b200_sxm", "sizing.model=deepseek-r1", "quant=nvfp4", "build.tp_size=4", ATTENTION_DP],
+            "4 attention data parallel ranks .*is not simulated: each of its ranks.*make size",
+        ),
     ],
 )
 def test_bad_input_gets_one_clear_fault(tmp_path, words, fault):

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,17 @@ import pytest
 
 from pipelines.cli.main import main
 from pipelines.domain.errors import UserError
+from pipelines.domain.formats import QFormat
 from pipelines.host.machine import GpuFacts, Machine
+from pipelines.plan.candidates import judge_of
+from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.limits import drawn_lengths, known_lengths
-from pipelines.predict.sizing.question import ask
+from pipelines.predict.performance.models import model_named
+from pipelines.predict.performance.performance import PerformanceModel, Setup
+from pipelines.predict.performance.placement import place
+from pipelines.predict.sizing.question import ask, setup_label
 from pipelines.predict.sizing.size_command import question_id
+from pipelines.predict.sizing.words import checkpoint_text
 from pipelines.settings.root import Settings
 from tests.conftest import ROOT
 from tests.support.load_settings import workload
@@ -234,7 +242,7 @@ import sys, time
 from pathlib import Path
 from pipelines.settings.compose import load
 from pipelines.host.machine import gather
-from pipelines.predict.sizing.question import ask
+from pipelines.predict.sizing.question import ask, setup_label
 from pipelines.predict.performance.deployment import costs
 from pipelines.predict.sizing.size_command import solve
 from pipelines.predict.sizing.words import words
@@ -276,3 +284,45 @@ def test_a_result_of_nothing_known_is_refused(tmp_path, capsys):
     assert size(tmp_path, f"sizing.measured={file}", "sizing.peak_rate=3") == 2
     assert "is not a benchmark result" in " ".join(capsys.readouterr().err.split())
     assert Path(file).is_file()
+
+
+def test_a_published_mixture_is_sized_as_its_publisher_made_it():
+    """NVIDIA's NVFP4 folder of Qwen3 235B, with attention data parallel ranks, on the LLM API, which alone runs it."""
+    apart = "llm_api.extra={enable_attention_dp: true}"
+    words = ("sizing.model=qwen3-235b-a22b", "quant=nvfp4", "sizing.tp=[1,4]", "hardware=b200_sxm", apart)
+    settings = load(*words, "sizing.peak_rate=5")
+    question = ask(settings, NO_GPU)
+    assert question.engine == "TensorRT-LLM's LLM API"
+    assert [setup_label(each) for each in question.setups()] == ["TP 1 nvfp4", "DEP 4 nvfp4"]
+    for setup in question.setups():
+        judge_of(settings, NO_GPU)(setup, None)  # no rule refuses what is not made here
+        assert checkpoint_text(setup) == "nvidia/Qwen3-235B-A22B-NVFP4 as published, not made here"
+        with pytest.raises(UserError, match="quant=int4_awq of Qwen3MoeForCausalLM cannot be exported"):
+            judge_of(settings, NO_GPU)(replace(setup, qformat=QFormat.INT4_AWQ), None)
+
+
+def test_a_format_that_nobody_publishes_is_said_to_be_unknown():
+    setup = Setup(model_named("deepseek-r1"), gpu_named("h100_sxm"), QFormat.INT4_AWQ, tp=8)
+    assert checkpoint_text(setup).startswith("no published folder of deepseek-r1 in int4_awq is known here")
+    assert checkpoint_text(Setup(model_named("llama-3.1-8b"), gpu_named("h100_sxm"), QFormat.FP8)) == ""
+
+
+def test_a_rank_with_the_whole_attention_has_a_batch_and_a_cache_of_its_own():
+    """A KV cache of 61 x 576 bytes a token on each of 8 ranks holds 8 times the requests; TP holds one copy on each."""
+    apart = ("llm_api.extra={enable_attention_dp: true}",)
+    words = ("sizing.model=deepseek-r1", "quant=fp8", "kv_cache.dtype=fp8", "hardware=h200_sxm", "sizing.tp=8")
+    placed = []
+    for more in ((), apart):
+        question = ask(load(*words, "sizing.peak_rate=5", "build.max_batch_size=128", *more), NO_GPU)
+        setup = next(question.setups())
+        cost = PerformanceModel.load().cost(setup)
+        placed.append((setup.lanes, place(setup, cost.cost, question.terms, question.lengths).concurrency))
+    assert [lanes for lanes, _ in placed] == [1, 8]
+    assert [each.requests for _, each in placed] == [128, 8 * 128]
+
+
+def test_experts_must_be_divisible_where_attention_is_not_split():
+    setup = Setup(model_named("llama-4-maverick"), gpu_named("gb200"), QFormat.NVFP4, tp=16, attention_dp=True)
+    assert PerformanceModel.load().cost(setup).cost.token > 0  # 40 heads need not be divisible
+    with pytest.raises(UserError, match="has 128 experts; tp_size=24"):
+        PerformanceModel.load().cost(replace(setup, tp=24))
