@@ -25,7 +25,7 @@ from scripts.published_fit.fit import Design, fit
 
 ROWS = Path(PUBLISHED).parent / "mixtures.csv"
 OWN = {
-    *(("c_expert", "mixture"), ("tile", "mixture"), ("e_c", "mixture"), ("e_m", "mixture"), ("t_layer", "mixture")),
+    *((name, "mixture") for name in ("t_eager", "c_expert", "tile", "e_c", "e_m", "t_layer")),
     *(("e_c", "mxfp4"), ("e_a", "heads"), ("e_l", "link=experts over nvlink"), ("e_l", "link=experts over pcie")),
 }
 """Parameters and levels, or labels, that are fitted here."""
@@ -40,7 +40,7 @@ def main() -> None:
     chosen = np.array([(name, label) in OWN or (name, label.split("=")[0]) in OWN for name, label in design.columns])
     start = np.where(chosen, design.mean, design.theta(before))
     part = design.only(chosen, start)
-    fitted = fit(part, bench.log_predicted, measured, start=start[chosen], steps=6, difference=STEP, tell=_tell)
+    fitted = fit(part, bench.log_predicted, measured, start=start[chosen], steps=12, difference=STEP, tell=_tell)
     names, log = np.array([case.setup.model.name for case in cases]), np.log(measured)
     left_out = np.zeros(len(rows))
     for name in sorted(set(names)):

@@ -99,6 +99,12 @@ PRIORS = {
     "c_expert": Prior(
         0.01, 1e-6, {"mixture": 0.7}, "times the activations of a token's experts are read or written; see mixtures.py"
     ),
+    "t_eager": Prior(
+        1e-9,
+        1e-6,
+        {"mixture": 0.7},
+        "seconds per layer of an iteration with prompts, without CUDA graph; see mixtures.py",
+    ),
     "tile": Prior(
         1.0, 1e-6, {"mixture": 0.5}, "rows of a tile, which the tokens of an expert fill up in part; see mixtures.py"
     ),
@@ -107,6 +113,7 @@ PRIORS = {
 EXPECTED = {
     ("c_expert", "mixture=trtllm-torch"): (math.log(200.0), 0.7),
     ("tile", "mixture=trtllm-torch"): (math.log(64.0), 0.5),
+    ("t_eager", "mixture=trtllm-torch"): (math.log(1e5), 0.7),
     ("t_layer", "mixture=trtllm-torch"): (math.log(1.3), 0.5),
     ("e_l", "link=experts over nvlink"): (math.log(0.6), 0.5),
     ("e_l", "link=experts over pcie"): (math.log(0.7), 0.5),
@@ -119,7 +126,8 @@ EXPECTED = {
 """Priors of offsets (logarithm: mean, standard deviation) that differ from 0 with the spread of their level.
 
 Mixtures: an expert's activations are read and written about twice, its tokens fill tiles of 64 rows, routing adds a
-third to the host's time of a layer, and collectives of unequal parts use 60 to 70 % of a link.
+third to the host's time of a layer and 0.1 ms where no CUDA graph is replayed, and collectives of unequal parts use 60
+to 70 % of a link.
 
 On Hopper, vLLM reads an 8-bit KV cache in the time of a 16-bit one: of a pool of twice the tokens (rows near its
 end show that), ITL is met better with half the efficiency than without, on H100, H200 and B200 (mean error 6.5, 3.1 and

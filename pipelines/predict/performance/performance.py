@@ -196,7 +196,8 @@ class Setup:
         as_published = self.model.mxfp4 and self.qformat is QFormat.NONE
         own = f"mxfp4={expert_activation(self.model, self.gpu, self.qformat)}"
         narrow = self.model.latent is None and self.model.head_dim <= NARROW
-        return (f"mixture={MIXTURES_OF}", *([own] if as_published else []), *(["heads=narrow"] if narrow else []))
+        some = {own: as_published, "heads=narrow": narrow}
+        return (f"mixture={MIXTURES_OF}", *(label for label, holds in some.items() if holds))
 
     @property
     def gpus(self) -> int:

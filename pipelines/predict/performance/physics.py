@@ -10,11 +10,14 @@ are for one rank; H = hidden, L = layers, d = head_dim:
     token             (H L 4 act + expert activations) / BW   + [tp > 1] 2 L 2 (tp - 1) / tp 2 H / (e_l link)
     fixed             t0 + t_layer L   + [tp > 1] 2 L a   + streamed bytes of W / host link
     padding           2 W_experts tile / 2 / (tp e_c peak(format))
-    sequence, prefill t_seq, t_prefill
+    sequence, prefill t_seq, t_prefill             prompts t_eager L
 
 With attention data parallelism a rank works on requests of its own: attention, common MLPs and head are whole on it
 (no tp), its tokens pass through as many experts as alone, the tokens of all ranks share the reads of the experts, and
 instead of all-reduces its tokens are gathered and their results scattered, in each layer with experts.
+
+TensorRT-LLM's PyTorch backend replays CUDA graphs only for iterations without prompts; in the others the host launches
+the many kernels of a mixture's layers one by one, which takes t_eager more.
 
 Latent attention (MLA) reads one vector for all heads, so that its products, heads (d_k + d_v), count like those of
 prompts and not like those of a few heads per vector; the products or the reads are its cost, whichever takes longer.
@@ -46,7 +49,7 @@ BOUNDS = {
     "e_l": (0.05, 1.0), "a": (1e-06, 3e-05), "c_act": (0.5, 100.0), "knee": (1.5, 8.0), "t0": (1e-05, 0.02),
     "t_layer": (1e-06, 0.0005), "t_seq": (1e-07, 0.0005), "t_prefill": (1e-06, 0.03), "sparse_compute": (1.0, 2.0),
     "sparse_knee": (1.2, 8.0), "kv_share": (0.3, 1.3), "slots": (32.0, 8192.0), "overhead_s": (0.0001, 0.5),
-    "client_delay": (0.0001, 0.5), "c_expert": (0.01, 20.0), "tile": (1.0, 256.0),
+    "client_delay": (0.0001, 0.5), "c_expert": (0.01, 20.0), "tile": (1.0, 256.0), "t_eager": (1e-9, 0.002),
 }  # fmt: skip
 """Physical bounds of every parameter; no efficiency is above 1. What each one is: scripts/published_fit/priors.py."""
 
@@ -248,6 +251,7 @@ def iteration_cost(facts: Facts, values: Mapping[str, Any]) -> IterationCost:
         fixed=values["t0"] + values["t_layer"] * facts.layers + values["a"] * facts.reduces + facts.host_seconds,
         sequence=values["t_seq"],
         prefill=values["t_prefill"],
+        prompts=values["t_eager"] * facts.layers,
         prefill_window=facts.windowed * facts.attention_flops / products,
         padding=facts.expert_flops * values["tile"] / 2 / compute,
     )

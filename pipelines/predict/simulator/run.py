@@ -65,7 +65,8 @@ class IterationCost:
         fixed: per iteration.
         sequence: per request in the iteration.
         prefill: per prompt, or chunk of one, in the iteration.
-        prompts: per iteration with prompts: the CPU engine prepares its kernels for each new number of tokens.
+        prompts: per iteration with prompts: the CPU engine prepares its kernels for each new number of tokens, and the
+            PyTorch backend has CUDA graphs only of decoding.
         end: per request that ended, before the next iteration: the CPU engine's server does it in the same thread.
         prefill_window: as `prefill_attention`, for all layers with a sliding window together.
         padding: to compute the rows that fill up the tiles of all experts.

@@ -84,7 +84,7 @@ def test_models_are_found_by_their_name_on_the_hub(name: str, billions: float) -
 
 
 MIXTURES_OFF = {
-    "deepseek-r1": 10,
+    "deepseek-r1": 12,
     "qwen3-235b-a22b": 10,
     "gpt-oss-120b": 15,
     "qwen3-30b-a3b": 18,
