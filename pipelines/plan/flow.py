@@ -10,6 +10,7 @@ from typing import Any
 from eval.fidelity.config import ALONE, AMONG_OTHERS
 from eval.spec import PASSKEY, PICTURES
 from pipelines.domain.errors import UserError, did_you_mean
+from pipelines.engines.config import all_options
 from pipelines.engines.registry import ServerBackend
 from pipelines.plan.accuracy_checks import asked_questions
 from pipelines.plan.deployment import Deployment
@@ -45,7 +46,7 @@ from pipelines.stages.fidelity import TEXTS as FIDELITY_TEXTS
 from pipelines.stages.fidelity import Fidelity, FidelityServed
 from pipelines.stages.repository import WriteRepository
 from pipelines.store.space import ANSWERS
-from triton_repo.parameters import ImageSpec
+from triton_repo.parameters import ImageSpec, RepositorySpec
 
 
 def nodes(d: Deployment) -> list[Node]:
@@ -308,21 +309,20 @@ def _repository(d: Deployment) -> Node:
     whole = str(images.path) if d.engine.example_scripts else ""  # which NVIDIA's code reads while it serves
     encoder = ImageSpec(images.model_type, whole, images.images_per_request)
     adapters: dict[str, Input] = {name: source for name, source in d.sources.items() if name.startswith("lora.")}
-    stage = WriteRepository(
+    spec = RepositorySpec(
         d.engine.name,
-        settings.triton,
-        d.engine.options_of(settings.engine),
-        settings.kv_cache.enable_block_reuse,
-        settings.runtime.enable_chunked_context,
         settings.model.label,
         d.variant.label,
+        settings.kv_cache.enable_block_reuse,
+        settings.runtime.enable_chunked_context,
         *_ranks(d),
         num_draft_tokens=settings.speculative.num_draft_tokens if "draft_engine" in beside else None,
         images=encoder if "vision_engine" in beside else None,
         lora_tasks=tuple(sorted(int(name.removeprefix("lora.")) for name in adapters)),
+        options=all_options(d.engine.options_of(settings.engine)),
     )
     inputs = {"engine": engine(d), "model": model(d), **beside, **adapters}
-    return Node(f"{d.prefix}repository", stage, d.label, inputs)
+    return Node(f"{d.prefix}repository", WriteRepository(settings.triton, spec), d.label, inputs)
 
 
 def _beside(d: Deployment) -> dict[str, Input]:

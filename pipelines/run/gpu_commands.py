@@ -28,7 +28,7 @@ from pipelines.stages.repository import WriteRepository
 from pipelines.stages.script import Script
 from pipelines.store.sources import InputSource
 from triton_repo.llmapi import CHECKPOINT, OPTIONS
-from triton_repo.parameters import RepositorySpec, start_commands
+from triton_repo.parameters import start_commands
 
 INDENT = 4
 BESIDE = {"draft_engine", "vision_engine"}
@@ -148,11 +148,8 @@ class _ByHand:
                 line = f"trtllm-serve {CHECKPOINT} --extra_llm_api_options {OPTIONS}"
                 yield "serve, with an OpenAI API", _inside(self._name(step), line)
             elif isinstance(stage := step.node.stage, WriteRepository):
-                spec = RepositorySpec(
-                    stage.flavour, stage.model, stage.variant, tp_size=stage.tp_size, pp_size=stage.pp_size
-                )
-                start = start_commands(self.plan.settings.triton, spec)
-                other = spec.engine.server is ServerBackend.LLM_API
+                start = start_commands(stage.triton, stage.spec)
+                other = stage.spec.engine.server is ServerBackend.LLM_API
                 title = f"or serve, in {start['needs'].rstrip('.')}" if other else "serve"
                 yield title, _inside(self._name(step), next(iter(start["commands"].values())))
 

@@ -11,10 +11,9 @@ from pipelines import __version__
 from pipelines.document.show import count
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
-from pipelines.engines.config import EngineOptions, all_options
 from pipelines.host.hashing import sha256_file
 from triton_repo.config import TritonSettings
-from triton_repo.parameters import ImageSpec, RepositorySpec
+from triton_repo.parameters import RepositorySpec
 
 MODELS = Path(__file__).resolve().parents[2] / "triton_repo" / "models"
 """Sources of the Python models, which are copied into each repository."""
@@ -24,29 +23,12 @@ MODELS = Path(__file__).resolve().parents[2] / "triton_repo" / "models"
 class WriteRepository:
     """Engine folder and tokenizer folder in, a folder that tritonserver serves out.
 
-    Attributes:
-        options: the engine's own settings; None where it has none.
-        enable_block_reuse: reuse KV blocks of equal prompt prefixes.
-        enable_chunked_context: split prompts longer than max_num_tokens.
-        tp_size: tensor-parallel ranks of the engine.
-        pp_size: its pipeline stages.
-        num_draft_tokens: tokens that a draft model guesses at a time; the input `draft_engine` is its engine.
-        lora_tasks: ids of LoRA adapters; the input `lora.<id>` is the folder of each.
-        images: settings of a vision encoder, with the input `vision_engine`; None for text alone.
+    The inputs `draft_engine`, `vision_engine` and `lora.<id>` belong to `spec.num_draft_tokens`, `spec.images` and
+    `spec.lora_tasks`.
     """
 
-    flavour: str
     triton: TritonSettings
-    options: EngineOptions | None
-    enable_block_reuse: bool
-    enable_chunked_context: bool
-    model: str
-    variant: str
-    tp_size: int
-    pp_size: int
-    num_draft_tokens: int | None = None
-    lora_tasks: tuple[int, ...] = ()
-    images: ImageSpec | None = None
+    spec: RepositorySpec
     name = "repository"
     version = "6"
     measures = False
@@ -56,18 +38,19 @@ class WriteRepository:
 
     def identity(self) -> dict[str, Any]:
         """Return everything written into the files, and the digest of the copied model sources."""
+        spec = self.spec
         return {
-            "flavour": self.flavour,
+            "flavour": spec.flavour,
             "triton": self.triton.model_dump(mode="json"),
-            "options": all_options(self.options),
-            "enable_block_reuse": self.enable_block_reuse,
-            "enable_chunked_context": self.enable_chunked_context,
-            "model": self.model,
-            "variant": self.variant,
-            "ranks": [self.tp_size, self.pp_size],
-            **({} if self.num_draft_tokens is None else {"num_draft_tokens": self.num_draft_tokens}),
-            **({"lora_tasks": list(self.lora_tasks)} if self.lora_tasks else {}),
-            **({} if self.images is None else {"images": asdict(self.images)}),
+            "options": spec.options,
+            "enable_block_reuse": spec.enable_kv_cache_reuse,
+            "enable_chunked_context": spec.enable_chunked_context,
+            "model": spec.label,
+            "variant": spec.variant,
+            "ranks": [spec.tp_size, spec.pp_size],
+            **({} if spec.num_draft_tokens is None else {"num_draft_tokens": spec.num_draft_tokens}),
+            **({"lora_tasks": list(spec.lora_tasks)} if spec.lora_tasks else {}),
+            **({} if spec.images is None else {"images": asdict(spec.images)}),
             "pipelines_version": __version__,
             "sources": {
                 path.relative_to(MODELS).as_posix(): sha256_file(path) for path in sorted(MODELS.rglob("*.py"))
@@ -87,23 +70,11 @@ class WriteRepository:
             out_dir,
             engine_dir=inputs["engine"],
             tokenizer_dir=inputs["model"],
-            spec=RepositorySpec(
-                flavour=self.flavour,
-                label=self.model,
-                variant=self.variant,
-                tp_size=self.tp_size,
-                pp_size=self.pp_size,
-                enable_kv_cache_reuse=self.enable_block_reuse,
-                enable_chunked_context=self.enable_chunked_context,
-                num_draft_tokens=self.num_draft_tokens,
-                lora_tasks=self.lora_tasks,
-                images=self.images,
-                options=all_options(self.options),
-            ),
+            spec=self.spec,
             settings=self.triton,
             draft_dir=inputs.get("draft_engine"),
             vision_dir=inputs.get("vision_engine"),
-            adapters={task: inputs[f"lora.{task}"] for task in self.lora_tasks},
+            adapters={task: inputs[f"lora.{task}"] for task in self.spec.lora_tasks},
         )
         if faults := check_repository(out_dir, to_be_served=False):
             raise UserError.of(faults)

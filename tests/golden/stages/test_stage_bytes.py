@@ -35,7 +35,7 @@ from pipelines.compress.config import (
 )
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
-from pipelines.engines.config import OpenVinoSettings
+from pipelines.engines.config import OpenVinoSettings, all_options
 from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.settings.model import BUNDLED
 from pipelines.stages import Stage
@@ -52,6 +52,7 @@ from scripts.records.documents import Neutral, file_rows
 from scripts.records.weights import digest
 from tests.support.numbered_model import write_numbered_model
 from triton_repo.config import TritonSettings
+from triton_repo.parameters import RepositorySpec
 
 pytest.importorskip("modelopt")
 pytest.importorskip("openvino_genai")
@@ -66,6 +67,9 @@ Measured with instructions up to SSE 4.2: 0.0037 and 0.0015, both of GPTQ; up to
 
 CALIBRATION = CalibrationSettings(source="bundled", size=4, seq_len=32, batch_size=2)
 OPENVINO = OpenVinoSettings(inference_precision="f32", num_threads=1)
+NUMBERED = RepositorySpec(
+    "openvino", "numbered", "int4_rtn", enable_chunked_context=True, options=all_options(OPENVINO)
+)
 LIBRARIES = ("openvino", "openvino-genai")
 TRAINING = RecoverSettings(
     method="distill", texts=8, steps=4, learning_rate=1e-3, seq_len=32, batch_size=2, accumulation=1,
@@ -128,7 +132,7 @@ ARTIFACTS = {
     "engine_none": Artifact(lambda _: built(), {"checkpoint": "int8_wo"}, True),
     "engine_int4_rtn": Artifact(lambda _: built(), {"checkpoint": "int4_rtn"}, True),
     "repository": Artifact(
-        lambda _: WriteRepository("openvino", TritonSettings(), OPENVINO, True, True, "numbered", "int4_rtn", 1, 1),
+        lambda _: WriteRepository(TritonSettings(), NUMBERED),
         ENGINES,
         True,
     ),

@@ -207,7 +207,7 @@ def test_an_engine_that_is_built_already_needs_only_a_repository(tmp_path, model
     made = plan(tmp_path, [f"model.path={model}", f"engine.path={engine}"], "repository")
     (step,) = made.steps
     assert (made.deployment.engine.name, step.node.label) == ("tensorrt_llm", "my_llama-fp8-kv_fp8")
-    assert (step.node.stage.tp_size, step.node.stage.pp_size) == (2, 1)
+    assert (step.node.stage.spec.tp_size, step.node.stage.spec.pp_size) == (2, 1)
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_equal_inputs_in_folders_of_other_names_give_equal_repositories(tmp_path
             write_engine(tmp_path / f"engine-{name}", "openvino"),
             write_tokenizer(tmp_path / f"model-{name}"),
         )
-        stage = WriteRepository("openvino", TritonSettings(), None, True, False, "tiny", "fp8", 1, 1)
+        stage = WriteRepository(TritonSettings(), RepositorySpec("openvino", "tiny", "fp8"))
         stage.run({"engine": engine, "model": model}, tmp_path / f"out-{name}", SilentProgress())
         found = sorted(path for path in (tmp_path / f"out-{name}").rglob("*") if path.is_file())
         files.append({path.relative_to(tmp_path / f"out-{name}"): path.read_bytes() for path in found})
@@ -128,7 +128,7 @@ def test_equal_inputs_in_folders_of_other_names_give_equal_repositories(tmp_path
 
 
 def test_the_stage_takes_an_engine_of_its_ranks(tmp_path):
-    stage = WriteRepository("tensorrt_llm", TritonSettings(), None, True, False, "llama", "fp8", tp_size=2, pp_size=1)
+    stage = WriteRepository(TritonSettings(), RepositorySpec("tensorrt_llm", "llama", "fp8", tp_size=2))
     inputs = {"engine": write_engine(tmp_path / "engine", tp_size=2), "model": write_tokenizer(tmp_path / "model")}
     assert stage.run(inputs, tmp_path / "out", SilentProgress())["flavour"] == "tensorrt_llm"
 
