@@ -105,7 +105,8 @@ def main() -> None:
     del loaded, each
     Path("/proc/self/clear_refs").write_text("5")
     clock, start, busy = Clock(), time.monotonic(), time.process_time()
-    result = measure(*sides, [Windows("user", rows, unseen=True)], work, clock)
+    names = {"model": shape, "qformat": FORMATS[1], "engine": "openvino", "reference": shape}
+    result = measure(*sides, [Windows("user", rows, unseen=True)], work, clock, **names, greedy=None, layers=None)
     seconds, busy = time.monotonic() - start, time.process_time() - busy
     read, noise = clock.per_token(0), clock.per_token(1)
     fixed = seconds - read[0] * result.overall.tokens - noise[0] * result.noise.tokens

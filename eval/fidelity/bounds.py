@@ -222,19 +222,12 @@ class BoundsResult(JsonFile):
     texts: tuple[TextBounds, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredBounds:
-    """Figures of all texts, and the arithmetic of the engine."""
-
-    overall: BoundFigures
-    texts: tuple[TextBounds, ...]
-    arithmetic: str
-
-
 def measure_served(
-    reference: Side, server: LikelyTokens, texts: Sequence[Windows], top: int, progress: Progress
-) -> MeasuredBounds:
+    reference: Side, server: LikelyTokens, texts: Sequence[Windows], top: int, progress: Progress, **labels: Any
+) -> BoundsResult:
     """Ask the server about all texts, and let the reference read them.
+
+    `labels` are the fields of the result that are not measured here.
 
     Raises:
         UserError: the server does not answer or does not return what is needed, what it returned is of another
@@ -252,10 +245,15 @@ def measure_served(
     with progress.task("comparing predictions", sum(text.tokens for text in texts), "tokens") as advance:
         for text, each in zip(texts, answered, strict=True):
             compared.append(joined(list(_read(reference, forcing, text.rows, each, advance))))
-    return MeasuredBounds(
-        BoundFigures.of(joined(compared)),
-        tuple(TextBounds(text.name, BoundFigures.of(each)) for text, each in zip(texts, compared, strict=True)),
-        forcing.arithmetic,
+    return BoundsResult(
+        arithmetic=forcing.arithmetic,
+        window=len(texts[0].rows[0]),
+        vocabulary=reference.session.vocabulary,
+        top_logprobs=top,
+        rounding=ROUNDING,
+        overall=BoundFigures.of(joined(compared)),
+        texts=tuple(TextBounds(text.name, BoundFigures.of(each)) for text, each in zip(texts, compared, strict=True)),
+        **labels,
     )
 
 

@@ -16,6 +16,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from eval.fidelity.divergence import (
+    FidelityResult,
     Figures,
     GreedyFidelity,
     LayerErrors,
@@ -62,17 +63,6 @@ class Side:
     session: LogitsSession
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredFidelity:
-    """Figures of all texts, and the arithmetic that they were measured with."""
-
-    overall: Figures
-    noise: Figures
-    texts: tuple[TextFidelity, ...]
-    arithmetic: str
-    noise_arithmetic: str
-
-
 def check_sides(reference: Side, other: Side) -> None:
     """Refuse engines whose logits are not of the same tokens.
 
@@ -88,9 +78,11 @@ def check_sides(reference: Side, other: Side) -> None:
 
 
 def measure(
-    reference: Side, other: Side, texts: Sequence[Windows], scratch: Path, progress: Progress
-) -> MeasuredFidelity:
+    reference: Side, other: Side, texts: Sequence[Windows], scratch: Path, progress: Progress, /, **labels: Any
+) -> FidelityResult:
     """Let both read all texts, and then the reference against itself for the noise.
+
+    `labels` are the fields of the result that are not measured here.
 
     Raises:
         UserError: one of them gives logits that are not finite.
@@ -105,12 +97,17 @@ def measure(
         with progress.task("comparing the reference with itself", _predicted(parts), "tokens") as advance:
             noise, noise_arithmetic = _compared_with_itself(reference, parts, spill, token_bytes, advance)
     each = zip(texts, compared, noise, strict=True)
-    return MeasuredFidelity(
-        Figures.of(joined(compared)),
-        Figures.of(joined(noise)),
-        tuple(TextFidelity(text.name, text.unseen, Figures.of(ours), Figures.of(own)) for text, ours, own in each),
-        arithmetic,
-        noise_arithmetic,
+    return FidelityResult(
+        arithmetic=arithmetic,
+        noise_arithmetic=noise_arithmetic,
+        window=len(rows[0][0]),
+        vocabulary=reference.session.vocabulary,
+        overall=Figures.of(joined(compared)),
+        noise=Figures.of(joined(noise)),
+        texts=tuple(
+            TextFidelity(text.name, text.unseen, Figures.of(ours), Figures.of(own)) for text, ours, own in each
+        ),
+        **labels,
     )
 
 

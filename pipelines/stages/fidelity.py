@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +74,6 @@ class Fidelity:
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Load both engines and let them read the same texts."""
-        from eval.fidelity.divergence import FidelityResult
         from eval.fidelity.measure import check_sides, greedy, layer_errors, measure
 
         theirs = f"{self.reference} in 16 bit"
@@ -85,24 +84,11 @@ class Fidelity:
         texts = _windows_of(self, inputs, longest)
         settings, both = self.fidelity, (reference, other)
         answers = greedy(*both, texts, prompts=settings.prompts, new_tokens=settings.new_tokens, progress=progress)
-        measured = measure(*both, texts, out_dir, progress)
-        scaled = any(FORMATS[qformat].tuning for qformat in self.quant.formats)
-        layers = layer_errors(*both, texts, scaled=scaled, progress=progress) if settings.by_layer else None
-        result = FidelityResult(
-            model=self.model,
-            qformat=self.variant,
-            engine=self.engine,
-            reference=self.reference,
-            arithmetic=measured.arithmetic,
-            noise_arithmetic=measured.noise_arithmetic,
-            window=len(texts[0].rows[0]),
-            vocabulary=reference.session.vocabulary,
-            overall=measured.overall,
-            noise=measured.noise,
-            texts=measured.texts,
-            greedy=answers,
-            layers=layers,
-        )
+        labels = {"model": self.model, "qformat": self.variant, "engine": self.engine, "reference": self.reference}
+        result = measure(reference, other, texts, out_dir, progress, **labels, greedy=answers, layers=None)
+        if settings.by_layer:
+            scaled = any(FORMATS[qformat].tuning for qformat in self.quant.formats)
+            result = replace(result, layers=layer_errors(*both, texts, scaled=scaled, progress=progress))
         result.save(out_dir / result.FILE)
         return {name: getattr(result.overall, name) for name in ("kl_mean", "top1_agreement", "tokens")}
 
@@ -207,26 +193,15 @@ class FidelityServed:
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Ask the server about every window that it was not asked before, and read them with the engine."""
-        from eval.fidelity.bounds import ROUNDING, BoundsResult, measure_served
+        from eval.fidelity.bounds import measure_served
 
         server = server_of(self.eval, self.identity(), self.answers / f"{self.model}-fidelity", progress)
         side = _side(self, inputs["engine"], f"{self.model} in 16 bit")
         limits = side.session.limits
         longest = min(limits.max_input_len, limits.max_seq_len - 1)  # scoring over the API generates one more token
         texts = _windows_of(self, inputs, longest)
-        measured = measure_served(side, server, texts, self.fidelity.top_logprobs, progress)
-        result = BoundsResult(
-            model=self.model,
-            url=server.url,
-            served_model=server.model,
-            arithmetic=measured.arithmetic,
-            window=len(texts[0].rows[0]),
-            vocabulary=side.session.vocabulary,
-            top_logprobs=self.fidelity.top_logprobs,
-            rounding=ROUNDING,
-            overall=measured.overall,
-            texts=measured.texts,
-        )
+        top, labels = self.fidelity.top_logprobs, {"model": self.model, "url": server.url, "served_model": server.model}
+        result = measure_served(side, server, texts, top, progress, **labels)
         result.save(out_dir / result.FILE)
         server.answers.remove()
         return {name: getattr(result.overall, name) for name in ("kl_mean_at_least", "top1_agreement", "tokens")}

@@ -111,8 +111,10 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
 
 
 def figures(engines: Engines, other: Side) -> tuple[Figures, Figures]:
-    found = measure(engines.plain(), other, [TEXT], engines.root, SilentProgress())
-    return found.overall, found.noise
+    names = {"model": "tiny_gemma", "qformat": other.name, "engine": "openvino", "reference": "tiny_gemma"}
+    progress = SilentProgress()
+    result = measure(engines.plain(), other, [TEXT], engines.root, progress, **names, greedy=None, layers=None)
+    return result.overall, result.noise
 
 
 @pytest.mark.thorough

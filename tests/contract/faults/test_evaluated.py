@@ -169,8 +169,10 @@ def test_bounds_of_the_server_hold_for_its_engine(served: TritonServer, server: 
     with OpenVinoEngine(COMPUTES).open(served.repository.path.parent / "engine") as session:
         assert isinstance(session, LogitsSession)
         side = Side("tiny_gemma", session)
-        found = measure_served(side, server, [text], 20, SilentProgress())
-        exact = measure(side, side, [text], tmp_path, SilentProgress()).overall
+        names = {"model": "tiny_gemma", "url": server.url, "served_model": server.model}
+        found = measure_served(side, server, [text], 20, SilentProgress(), **names)
+        names = {"model": "tiny_gemma", "qformat": "none", "engine": "openvino", "reference": "tiny_gemma"}
+        exact = measure(side, side, [text], tmp_path, SilentProgress(), **names, greedy=None, layers=None).overall
         forcing = session.teacher_forcing()
         ours = next(forcing.logits(forcing.hidden([text.rows[0][:-1]], 63), 63))[0]
     answer = server.answers.get(
