@@ -223,3 +223,9 @@ def test_a_command_in_an_error_can_be_pasted(capsys, monkeypatch, tmp_path):
     words = shlex.split(command.replace("\\\n", " "))
     assert words[:2] == ["docker", "build"]
     assert all(word.startswith("--") for word in words[2:-1])
+
+
+def test_all_ranks_load_the_draft_model(tmp_path):
+    """The command was made without it, so that the draft model had no second rank."""
+    served = commands(tmp_path, [*LLAMA, *DRAFT, "build.tp_size=2"], "serve")["serve"]
+    assert "--load-model=tensorrt_llm_draft" in served
