@@ -24,9 +24,11 @@ from scripts.published_fit.crossvalidation import refit, score
 from scripts.published_fit.fit import Design, fit
 
 ROWS = Path(PUBLISHED).parent / "mixtures.csv"
+LINKS = ("link=experts over nvlink", "link=experts over pcie")
 OWN = {
     *((name, "mixture") for name in ("t_eager", "c_expert", "tile", "e_c", "e_m", "t_layer")),
-    *(("e_c", "mxfp4"), ("e_a", "heads"), ("e_l", "link=experts over nvlink"), ("e_l", "link=experts over pcie")),
+    *(("t_layer", "mixture version"), ("e_c", "mxfp4"), ("e_a", "heads")),
+    *((name, link) for name in ("e_l", "a") for link in LINKS),
 }
 """Parameters and levels, or labels, that are fitted here."""
 

@@ -76,7 +76,7 @@ PRIORS = {
     "t_layer": Prior(
         3.5e-05,
         0.7,
-        {"engine": 0.4, "family": 0.5, "version": 0.2, "offline": 0.3, "mixture": 0.5},
+        {"engine": 0.4, "family": 0.5, "version": 0.2, "offline": 0.3, "mixture": 0.5, "mixture version": 0.2},
         "seconds per layer and iteration",
     ),
     "t_seq": Prior(
@@ -115,6 +115,8 @@ EXPECTED = {
     ("tile", "mixture=trtllm-torch"): (math.log(64.0), 0.5),
     ("t_eager", "mixture=trtllm-torch"): (math.log(1e5), 0.7),
     ("t_layer", "mixture=trtllm-torch"): (math.log(1.3), 0.5),
+    ("a", "link=experts over nvlink"): (math.log(5.0), 0.5),
+    ("a", "link=experts over pcie"): (math.log(2.0), 0.5),
     ("e_l", "link=experts over nvlink"): (math.log(0.6), 0.5),
     ("e_l", "link=experts over pcie"): (math.log(0.7), 0.5),
     ("e_k", "kv8=vllm hopper"): (-math.log(2.0), 0.2),
@@ -127,7 +129,7 @@ EXPECTED = {
 
 Mixtures: an expert's activations are read and written about twice, its tokens fill tiles of 64 rows, routing adds a
 third to the host's time of a layer and 0.1 ms where no CUDA graph is replayed, and collectives of unequal parts use 60
-to 70 % of a link.
+to 70 % of a link and start two to five times as late as all-reduces.
 
 On Hopper, vLLM reads an 8-bit KV cache in the time of a 16-bit one: of a pool of twice the tokens (rows near its
 end show that), ITL is met better with half the efficiency than without, on H100, H200 and B200 (mean error 6.5, 3.1 and

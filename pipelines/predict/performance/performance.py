@@ -197,7 +197,8 @@ class Setup:
         own = f"mxfp4={expert_activation(self.model, self.gpu, self.qformat)}"
         narrow = self.model.latent is None and self.model.head_dim <= NARROW
         some = {own: as_published, "heads=narrow": narrow}
-        return (f"mixture={MIXTURES_OF}", *(label for label, holds in some.items() if holds))
+        levels = (f"mixture={MIXTURES_OF}", f"mixture version={framework.name}")
+        return (*levels, *(label for label, holds in some.items() if holds))
 
     @property
     def gpus(self) -> int:
