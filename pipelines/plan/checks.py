@@ -152,11 +152,8 @@ def _host_memory(d: Deployment, checked: Checked) -> None:
     """Add what an engine that computes in this process needs of the host's memory."""
     if d.shape is None or d.engine.memory_model != "process":
         return
-    memory = memory_checks.cpu_predicted(d.settings, d.shape)
-    if memory is not None:
-        checked.notes += memory_checks.cpu_notes(memory, request_tokens(d.settings))
-    if d.encoder is not None and d.target in SERVED:
-        checked.notes += (memory_checks.vision_note(d.encoder),)
+    needs = memory_checks.cpu_needs(d)
+    checked.notes += memory_checks.cpu_notes(needs, request_tokens(d.settings))
     checked.notes += (note,) if (note := unheard(d.settings.engine.openvino)) else ()
     checked.faults += [fault] if (fault := kv_fault(d.settings.engine.openvino)) else []
     why = memory_checks.two_models(d) if d.has_fidelity else ""
@@ -164,8 +161,8 @@ def _host_memory(d: Deployment, checked: Checked) -> None:
         checked.faults.append(Fault(why, todo="Use a smaller model, or a machine with more memory."))
     elif why:  # `all` goes without
         checked.notes += (f"left out: {why}",)
-    if memory is not None and d.target in (*EVALUATED, *STARTED, *COMPARED):
-        fit = memory_checks.check_cpu(d.settings, memory, d.machine.memory_bytes)
+    if d.target in (*EVALUATED, *STARTED, *COMPARED):
+        fit = memory_checks.check_cpu(d.settings, needs, d.machine.memory_bytes)
         checked.faults += fit.faults
         checked.warnings += fit.warnings
 

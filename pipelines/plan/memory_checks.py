@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pipelines.checkpoint.llava import VisionShape
+from eval.spec import PICTURES
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault
 from pipelines.domain.formats import KvFormat, QFormat
@@ -26,6 +26,7 @@ from pipelines.host.machine import has_avx512, native_bf16
 from pipelines.loadgen.config import DEFAULT_CONCURRENCY
 from pipelines.plan.colocated import DRAFT, ColocatedEngine
 from pipelines.plan.deployment import Deployment
+from pipelines.plan.targets import EVALUATED, SERVED
 from pipelines.predict.performance.gpus import usable_bytes
 from pipelines.predict.performance.limits import (
     BATCHES,
@@ -38,6 +39,7 @@ from pipelines.predict.performance.limits import (
 from pipelines.predict.performance.memory import DeviceMemory, EngineSizes, concurrency, device_memory, what_fits
 from pipelines.settings.root import Settings
 
+ENGINE = "CPU engine at full load"
 FEW_REQUESTS = 4
 """Requests at a time below which batching hardly helps."""
 LONG, MUCH_LONGER = 32_768, 8
@@ -274,35 +276,65 @@ def cpu_predicted(settings: Settings, shape: ModelShape | None) -> CpuMemory | N
     return cpu_memory(sizes) if sizes is not None else None
 
 
-def check_cpu(settings: Settings, memory: CpuMemory, memory_bytes: float) -> MemoryFit:
-    """Check the CPU engine against the memory of this machine, on which it evaluates and serves.
+def cpu_needs(d: Deployment) -> dict[str, CpuMemory]:
+    """Predict the memory of all that the target runs at a time on the CPU, by the words that the plan has for it.
+
+    The engine is absent where its memory is not modelled. Evaluating loads the encoder into the engine's process.
+    """
+    engine = cpu_predicted(d.settings, d.shape)
+    needs = {} if engine is None else {ENGINE: engine}
+    encoder, served = d.encoder, d.target in SERVED
+    if encoder is not None and served:  # its precision is no setting
+        memory = vision_memory(encoder, inference_precision(OpenVinoSettings()))
+        needs["vision encoder, a process of its own"] = memory
+    elif encoder is not None and d.target in EVALUATED and d.settings.eval.task == PICTURES:
+        memory = vision_memory(encoder, inference_precision(d.settings.engine.openvino))
+        needs["vision encoder"] = replace(memory, process=0, mapped=encoder.weight_bytes)
+    return needs
+
+
+def check_cpu(settings: Settings, needs: Mapping[str, CpuMemory], memory_bytes: float) -> MemoryFit:
+    """Check what runs at a time against the memory of this machine, on which the CPU engine evaluates and serves.
 
     Weights and KV pool are refused if they do not fit; iterations may stay smaller than the limits allow, so they only
     cause a warning.
+
+    Args:
+        settings: the configuration.
+        needs: see `cpu_needs`.
+        memory_bytes: of the machine.
     """
-    if memory.own <= memory_bytes:
+    memory = needs.get(ENGINE)
+    own = sum(each.own for each in needs.values())
+    if memory is None or own <= memory_bytes:
         return MemoryFit()
     what = f"{settings.model.label} in {settings.quant.qformat} with engine=openvino"
     has = f"this machine has {show_bytes(memory_bytes)} (modelled)."
     parts = f"weights {show_bytes(memory.weights)}, KV cache {show_bytes(memory.kv_pool)}"
-    held = memory.process + memory.weights + memory.kv_pool
-    if held <= memory_bytes:
+    fixed = sum(each.process + each.weights for each in needs.values())
+    for name, other in needs.items():
+        if other is not memory:
+            parts += f", {name} {show_bytes(other.own)}"
+            fixed += other.activations  # of one picture, which any request needs
+    if fixed + memory.kv_pool <= memory_bytes:
         return MemoryFit(
             warnings=(
                 Fault(
-                    f"{what} may take {show_bytes(memory.own)} at full load; {has}",
+                    f"{what} may take {show_bytes(own)} at full load; {has}",
                     f"It is {parts}, activations {show_bytes(memory.activations)} for build.max_num_tokens="
                     f"{settings.build.max_num_tokens}.",
                     "Lower build.max_num_tokens or build.max_seq_len.",
                 ),
             )
         )
-    room = memory_bytes - memory.process - memory.weights
     todo = "Use a smaller model, or a machine with more memory."
-    if room > 0:
+    if memory_bytes > fixed:
         key = "triton.max_tokens_in_paged_kv_cache, " if settings.triton.max_tokens_in_paged_kv_cache else ""
-        todo = f"Lower {key}engine.openvino.kv_cache_bytes (less than {int(room)}) or build.max_seq_len."
-    return MemoryFit(faults=(Fault(f"{what} needs {show_bytes(held)}; {has}", f"It is {parts}.", todo),))
+        todo = (
+            f"Lower {key}engine.openvino.kv_cache_bytes (less than {int(memory_bytes - fixed)}) or build.max_seq_len."
+        )
+    fault = Fault(f"{what} needs {show_bytes(fixed + memory.kv_pool)}; {has}", f"It is {parts}.", todo)
+    return MemoryFit(faults=(fault,))
 
 
 def two_models(d: Deployment) -> str:
@@ -349,22 +381,17 @@ def cpu_reached(settings: Settings, shape: ModelShape | None) -> CpuMemory | Non
     )
 
 
-def cpu_notes(memory: CpuMemory, tokens: int | None) -> tuple[str, ...]:
-    """Describe what the CPU engine will need and hold, in all and for requests of so many tokens."""
-    requests = ""
-    if tokens is not None:
-        together = memory.kv_blocks // blocks_of(tokens)
-        requests = f", {count(together, 'request')} of {count(tokens, 'token')} at a time"
-    return (
-        f"CPU engine at full load: {_listed(memory)}",
-        f"KV cache: {count(memory.kv_blocks, 'block')}, {memory.kv_tokens:,} tokens{requests} (modelled)",
-    )
-
-
-def vision_note(encoder: VisionShape) -> str:
-    """Describe what the process of a vision encoder beside the CPU engine will need."""
-    memory = vision_memory(encoder, inference_precision(OpenVinoSettings()))
-    return f"vision encoder, a process of its own: {_listed(memory)}"
+def cpu_notes(needs: Mapping[str, CpuMemory], tokens: int | None) -> tuple[str, ...]:
+    """Describe what will be needed at a time (see `cpu_needs`), and held of requests of so many tokens."""
+    notes = [f"{name}: {_listed(memory)}" for name, memory in needs.items()]
+    if (engine := needs.get(ENGINE)) is not None:
+        requests = ""
+        if tokens is not None:
+            together = engine.kv_blocks // blocks_of(tokens)
+            requests = f", {count(together, 'request')} of {count(tokens, 'token')} at a time"
+        blocks = f"KV cache: {count(engine.kv_blocks, 'block')}, {engine.kv_tokens:,} tokens{requests} (modelled)"
+        notes.insert(1, blocks)
+    return tuple(notes)
 
 
 def _listed(memory: CpuMemory) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.units import show_bytes
 from pipelines.engines.config import OpenVinoSettings
 from pipelines.engines.openvino.memory import inference_precision, vision_memory
+from pipelines.plan.memory_checks import MemoryFit, check_cpu, cpu_needs
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
 from pipelines.settings.model import BUNDLED
@@ -244,6 +246,32 @@ def test_a_served_llava_lists_its_encoders_memory(tmp_path: Path) -> None:
         f"vision encoder, a process of its own: {show_bytes(memory.total)} (process 45.0 MiB, weights"
     )
     assert not [note for note in plan(tmp_path, words, "build").notes if "a process of its own" in note]
+
+
+@pytest.mark.parametrize(
+    ("target", "words"), [("serve", "vision encoder, a process of its own"), ("evaluate", "vision encoder")]
+)
+def test_memory_is_refused_by_the_sum_that_is_listed(target: str, words: str, tmp_path: Path) -> None:
+    """The engine alone would fit; where pictures are scored, the encoder is in the engine's process."""
+    made = plan(tmp_path, ["model=tiny_llava", "engine=openvino", "quant=int4_awq"], target)
+    needs = cpu_needs(made.deployment)
+    engine, encoder = needs.values()
+    assert [*needs][1] == words
+    assert all(
+        any(note.startswith(f"{name}: {show_bytes(each.total)} (") for note in made.notes)
+        for name, each in needs.items()
+    )
+    assert bool(encoder.process) == (target == "serve")
+    held = int(engine.process + engine.weights + engine.kv_pool + encoder.own)
+    for room, message in ((held - 2**16, "needs"), (int(engine.own + encoder.own) - 2**16, "may take")):
+        fit = check_cpu(made.settings, needs, room)
+        (fault,) = fit.faults + fit.warnings
+        assert f" {message} " in fault.message
+        assert f", {words} {show_bytes(encoder.own)}" in fault.allowed
+    assert check_cpu(made.settings, needs, engine.own + encoder.own) == MemoryFit()
+    small = replace(MACHINE, memory_bytes=held - 2**16)
+    with pytest.raises(UserError, match=f"engine=openvino needs .*{words}"):
+        make_plan(made.settings, target, Store(tmp_path / "store"), small)
 
 
 def test_a_llava_is_no_draft(tmp_path: Path) -> None:
