@@ -22,13 +22,13 @@ from pipelines.checkpoint.declarations import (
     quantization_of,
     stored_group,
 )
-from pipelines.checkpoint.stored_linears import stored_faults, undeclared_faults
+from pipelines.checkpoint.stored_linears import sixteen_bit_faults, stored_faults
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.checkpoint.unified import linear_shapes
 from pipelines.domain.errors import Fault, shown
 from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import BY_QUANT_ALGO, FORMATS, KvFormat, QFormat, stored_as
-from pipelines.domain.model_shape import ModelShape, holds_mxfp4
+from pipelines.domain.model_shape import ModelShape
 
 if TYPE_CHECKING:
     import numpy as np
@@ -139,7 +139,7 @@ def import_faults(
     """Return why a quantized folder cannot be imported with these settings; reads `g_idx`, but no weights."""
     block = quantization_of(folder, config)
     if block is None:
-        return [] if holds_mxfp4(config) else [*undeclared_faults(f"{key}='{folder}'", folder)]
+        return [*sixteen_bit_faults(f"{key}='{folder}'", folder, config)]
     what = f"{key}='{folder}' is already quantized (quant_method={shown(block.get('quant_method'))})"
     faults = [*kind_faults(what, block)]
     if faults:

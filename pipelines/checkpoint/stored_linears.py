@@ -11,14 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.checkpoint.declarations import WHOLE_ROW, packing_of, stored_group
-from pipelines.checkpoint.tensors import TensorInfo, read_header
+from pipelines.checkpoint.tensors import TensorInfo, stored_tensors
 from pipelines.checkpoint.unified import linear_shapes
 from pipelines.domain.errors import Fault
-from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.model_shape import ModelShape, holds_mxfp4
 
 _FLOATS = ("F16", "BF16", "F32")
 _TODO = "Give the original model."
 _ALWAYS_FLOAT = ("model.embed_tokens", "lm_head", "model.norm")
+_OTHER_FORMS = {
+    "_blocks": "",
+    ".weight_packed": ".weight",
+    ".qweight": ".weight",
+    ".k_proj.k_scale": ".k_scale",
+    ".v_proj.v_scale": ".v_scale",
+}
+"""End of a tensor's name -> that of the same tensor in another form."""
 _QUANTIZED = ("U8", "I8", "F8_E4M3", "F8_E5M2", "I16", "U16", "I32", "U32")
 _BUFFERS = ("position_ids", "masked_bias", "attn.bias", "num_batches_tracked", "causal_mask")
 """Ends of names whose values are whole numbers in folders of models in 16 bit as well."""
@@ -42,7 +50,7 @@ _MAKERS = {
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """A tensor of a linear: its names, types, and its shape [rows, columns] where it is one."""
+    """A tensor of a linear: its names, of which it has one, types, and its shape [rows, columns] where it is one."""
 
     names: tuple[str, ...]
     dtypes: tuple[str, ...]
@@ -89,14 +97,14 @@ def _leaves(packing: str, out: int, width: int, group: int) -> list[_Leaf]:
         _Leaf(("weight",), ("I8",) if packing == "int-quantized" else ("F8_E4M3",), (out, width)),
         _Leaf(("weight_scale", "weight_scale_inv"), _FLOATS),
         _Leaf(("input_scale", "activation_scale"), _FLOATS),
-        _Leaf(("k_scale", "v_scale"), _FLOATS, needed=False),
+        _Leaf(("k_scale",), _FLOATS, needed=False),
+        _Leaf(("v_scale",), _FLOATS, needed=False),
         bias,
     ]
 
 
 def _headers(folder: Path) -> dict[str, TensorInfo]:
-    files = sorted(folder.glob("*.safetensors"))
-    return {name: info for path in files for name, info in read_header(path).items()}
+    return {name: file.header[name] for name, (file, _) in stored_tensors(folder).items()}
 
 
 def stored_faults(
@@ -107,6 +115,7 @@ def stored_faults(
     if not headers:
         return
     yield from _outside(what, headers)
+    yield from _doubled_faults(what, headers)
     packing = packing_of(block)
     if packing == "modelopt":
         return
@@ -134,6 +143,8 @@ def _linear_fault(what: str, name: str, tensors: Mapping[str, TensorInfo], leave
         if not here and leaf.needed:
             also = f" It has {', '.join(sorted(tensors))}." if tensors else ""
             return Fault(f"{what}, but lacks the tensor '{name}.{leaf.names[0]}'.{also}", todo=_TODO)
+        if len(here) > 1:
+            return _doubled(what, *(f"{name}.{each}" for each in here))
         for each in here:
             info = tensors[each]
             if info.dtype not in leaf.dtypes:
@@ -158,9 +169,30 @@ def _outside(what: str, headers: Mapping[str, TensorInfo]) -> Iterator[Fault]:
             return
 
 
-def undeclared_faults(what: str, folder: Path) -> Iterator[Fault]:
-    """Yield the first tensor of a quantized type in a folder that does not say that it is quantized."""
+def _doubled(what: str, one: str, other: str) -> Fault:
+    can = "It can have one of them."
+    todo = "Remove the one that is not meant, or download the model again."
+    return Fault(f"{what} and has '{one}' and '{other}', two forms of one tensor.", can, todo)
+
+
+def _doubled_faults(what: str, headers: Mapping[str, TensorInfo]) -> Iterator[Fault]:
+    """Yield the first weight that is there packed and not packed, or scale of a KV cache that is there twice."""
+    for name in sorted(headers):
+        for end, other in _OTHER_FORMS.items():
+            if name.endswith(end) and (plain := name.removesuffix(end) + other) in headers:
+                yield _doubled(what, plain, name)
+                return
+
+
+def sixteen_bit_faults(what: str, folder: Path, config: Mapping[str, Any]) -> Iterator[Fault]:
+    """Yield the first tensor that is wrong in a folder that does not say that it is quantized, or is gpt-oss in MXFP4.
+
+    It has a quantized type, or another form beside it.
+    """
     headers = _headers(folder)
+    if holds_mxfp4(config):
+        yield from _doubled_faults(f"{what} is in MXFP4", headers)
+        return
     for name, info in sorted(headers.items()):
         if info.dtype in _QUANTIZED and not name.endswith(_BUFFERS):
             yield Fault(

@@ -7,7 +7,7 @@ JSON {name: {dtype, shape, data_offsets: [begin, end)}}, then the tensors back t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,6 +89,16 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     return tensors
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that Transformers loads: model.safetensors, those that the index names, or all."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        return sorted(folder.glob("*.safetensors"))
+    return [folder / name for name in sorted(set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))]
+
+
 def _tensor_info(path: Path, name: str, entry: Any, data_start: int, file_size: int) -> TensorInfo:
     """Parse one header entry, checking its byte range against its shape and the size of the file."""
     try:
@@ -159,3 +169,29 @@ class TensorFile(Mapping[str, "np.ndarray[Any, Any]"]):
 
     def __len__(self) -> int:
         return len(self.header)
+
+
+def stored_tensors(folder: Path, own_name: Callable[[str], str | None] = str) -> dict[str, tuple[TensorFile, str]]:
+    """Return the tensors of `weight_files`: file, and name in it.
+
+    Args:
+        folder: a Hugging Face folder.
+        own_name: name in the folder -> key of the result; None leaves a tensor out.
+
+    Raises:
+        UserError: two tensors have the same key; see also `read_header`.
+    """
+    found: dict[str, tuple[TensorFile, str]] = {}
+    for file in map(TensorFile, weight_files(folder)):
+        for name in file:
+            if (own := own_name(name)) is None:
+                continue
+            if own in found:
+                first, other = found[own]
+                raise UserError(
+                    f"{folder} holds one tensor twice: '{other}' in {first.path.name}, '{name}' in {file.path.name}.",
+                    allowed="It can hold one of them.",
+                    todo="Remove the one that is not meant, or download the model again.",
+                )
+            found[own] = file, name
+    return found

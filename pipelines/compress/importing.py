@@ -24,7 +24,7 @@ from pipelines.checkpoint.packings import (
     fused_fp8,
     kv_scales,
 )
-from pipelines.checkpoint.tensors import TensorFile, numpy_dtype
+from pipelines.checkpoint.tensors import numpy_dtype, stored_tensors
 from pipelines.checkpoint.verify import IMPORTED, Tensors, expected_tensors, layer_tensors
 from pipelines.compress.by_tensor import (
     LINEARS,
@@ -56,7 +56,7 @@ class _Folder:
         self._spec, self._dtype = spec, torch_dtype(dtype)
         self.block = quantization_of(source.folder, source.config) or {}
         self.rest = CheckpointTensors(source, self._dtype)
-        self._tensors = _Tensors({name: file for file in map(TensorFile, source.weight_files) for name in file})
+        self._tensors = _Tensors({name: file for name, (file, _) in stored_tensors(source.folder).items()})
         self._layers = range(source.shape.num_hidden_layers)
         self._has_experts = source.shape.family.experts is not None
         self.declared = given_format(self.block)

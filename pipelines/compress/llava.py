@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.checkpoint.llava import language_config, language_name
-from pipelines.checkpoint.tensors import TensorInfo, read_header
+from pipelines.checkpoint.tensors import read_header, stored_tensors, weight_files
 from pipelines.compress.model_folder import TensorWriter
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SILENT, Progress
@@ -19,16 +19,6 @@ BESIDE = (
     "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*",
     "vocab.json", "merges.txt",
 )  # fmt: skip
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a folder that count, as Transformers chooses them."""
-    index = folder / f"{WEIGHTS}.index.json"
-    if (single := folder / WEIGHTS).is_file():
-        return [single]
-    if index.is_file():
-        return sorted({folder / name for name in parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()})
-    return sorted(folder.glob("*.safetensors"))
 
 
 def take_language_model(folder: Path, out_dir: Path, progress: Progress = SILENT) -> dict[str, Any]:
@@ -42,25 +32,20 @@ def take_language_model(folder: Path, out_dir: Path, progress: Progress = SILENT
     """
     config = folder / "config.json"
     written = language_config(parse_json(config.read_text(encoding="utf-8")), str(config))
-    taken: dict[str, tuple[str, Path, TensorInfo]] = {}
-    left = 0
-    for path in weight_files(folder):
-        for name, info in read_header(path).items():
-            own = language_name(name)
-            left += 0 if own else info.nbytes
-            if own:
-                taken[own] = name, path, info
+    taken = stored_tensors(folder, language_name)
+    whole = sum(info.nbytes for path in weight_files(folder) for info in read_header(path).values())
     if "model.embed_tokens.weight" not in taken:
         raise UserError(f"{folder} has no tensor language_model.model.embed_tokens.weight.", todo="Download it again.")
-    layout = {name: (info.dtype, info.shape) for name, (_, _, info) in taken.items()}
+    infos = {own: file.header[name] for own, (file, name) in taken.items()}
+    layout = {own: (info.dtype, info.shape) for own, info in infos.items()}
     writer = TensorWriter.create(out_dir, {WEIGHTS: layout}, {"format": "pt"})
-    size = sum(info.nbytes for _, _, info in taken.values())
+    size = sum(info.nbytes for info in infos.values())
     with progress.task("taking the language model out", size, "bytes") as advance:
-        for name, (_, path, info) in taken.items():
-            writer.copy(WEIGHTS, name, path, info)
+        for own, info in infos.items():
+            writer.copy(WEIGHTS, own, taken[own][0].path, info)
             advance(info.nbytes)
     writer.sync()
     (out_dir / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
     for path in sorted({path for pattern in BESIDE for path in folder.glob(pattern) if path.is_file()}):
         shutil.copyfile(path, out_dir / path.name)
-    return {"language_bytes": size, "left_bytes": left}
+    return {"language_bytes": size, "left_bytes": whole - size}

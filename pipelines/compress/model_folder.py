@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from pipelines.checkpoint.tensors import ITEM_BYTES, TensorInfo, read_header
+from pipelines.checkpoint.tensors import ITEM_BYTES, TensorInfo, read_header, stored_tensors
 from pipelines.compress.config import Dtype
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
@@ -139,7 +139,8 @@ class ModelWeights:
     def __init__(self, source: ModelFolder) -> None:
         """Read the headers of the files that Transformers would load."""
         self.folder = source.folder
-        self._found = {name: (path, info) for path in loaded_files(source) for name, info in read_header(path).items()}
+        stored = stored_tensors(source.folder)
+        self._found = {name: (file.path, file.header[name]) for name, (file, _) in stored.items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._found
@@ -237,17 +238,6 @@ class ModelWeights:
                 fill(file, into[done : done + (end - begin) * item], path, name)
                 done += (end - begin) * item
         return values
-
-
-def loaded_files(source: ModelFolder) -> list[Path]:
-    """Return the files that Transformers loads: model.safetensors, or those that the index names."""
-    single, index = source.folder / "model.safetensors", source.folder / "model.safetensors.index.json"
-    if single.is_file():
-        return [single]
-    if not index.is_file():
-        return list(source.weight_files)
-    names = sorted(set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    return [source.folder / name for name in names]
 
 
 def fill(file: FileIO, into: memoryview, path: Path, name: str) -> None:

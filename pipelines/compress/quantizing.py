@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.checkpoint.declarations import quantization_of
-from pipelines.checkpoint.stored_linears import undeclared_faults
+from pipelines.checkpoint.stored_linears import sixteen_bit_faults
 from pipelines.compress.by_tensor import Split, write_by_tensor
 from pipelines.compress.config import CalibrationSettings
 from pipelines.compress.importing import import_folder
 from pipelines.compress.model_folder import look_at, pick_device, pick_dtype
 from pipelines.compress.specs import Layout, QuantSpec
 from pipelines.domain.errors import UserError
-from pipelines.domain.model_shape import holds_mxfp4
 from pipelines.domain.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def quantize(
             raise UserError(f"{model_dir} is already quantized; the PyTorch backend's export takes models in 16 bit.")
         facts = import_folder(source, out_dir, spec, split, picked, texts, calibration, device, progress)
         return {**facts, "source_bytes": source.weight_bytes}
-    if not holds_mxfp4(source.config) and (faults := [*undeclared_faults(str(model_dir), model_dir)]):
+    if faults := [*sixteen_bit_faults(str(model_dir), model_dir, source.config)]:
         raise UserError.of(faults)
     family = source.shape.family
     exported = family.modelopt_type is not None or family.by_tensor

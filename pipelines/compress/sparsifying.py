@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from pipelines.checkpoint.tensors import ITEM_BYTES, TensorInfo, read_header
+from pipelines.checkpoint.tensors import ITEM_BYTES, TensorInfo, read_header, weight_files
 from pipelines.checkpoint.tokenizer_folder import MORE_TEMPLATES
 from pipelines.compress import transformers_door
 from pipelines.compress.calibration import (
@@ -27,7 +27,7 @@ from pipelines.compress.config import CalibrationSettings, SparsitySettings
 from pipelines.compress.contexts import BATCHES, gpu_memory_named, muted
 from pipelines.compress.hidden_states import HiddenStates
 from pipelines.compress.loading import hf_config, load_tokenizer
-from pipelines.compress.model_folder import ModelFolder, TensorWriter, loaded_files, look_at, own_dtype, pick_device
+from pipelines.compress.model_folder import ModelFolder, TensorWriter, look_at, own_dtype, pick_device
 from pipelines.compress.one_layer import LayerSource
 from pipelines.compress.sparsegpt import LINEARS, prune_layer
 from pipelines.domain.errors import UserError
@@ -234,7 +234,7 @@ class PrunedFolder:
         self._numbers = {old: new for new, old in enumerate(layers)}
         self._places: dict[str, tuple[str, str, tuple[int, ...]]] = {}
         self._stored: dict[str, tuple[Path, TensorInfo]] = {}
-        for path in loaded_files(source):
+        for path in weight_files(source.folder):
             for name, info in read_header(path).items():
                 if new := self._name(name):
                     shape = smaller(name.split(".", 3)[3], info.shape) if name.startswith(LAYER) else info.shape
@@ -274,14 +274,16 @@ class PrunedFolder:
         """Write config.json and the index of several files, link the other files, and return counts as facts."""
         link_small_files(self._source.folder, self._out_dir)
         write_json(self._out_dir / CONFIG, self._config(shape), sort_keys=False)
-        before = sum(prod(info.shape) for path in loaded_files(self._source) for info in read_header(path).values())
+        before = sum(
+            prod(info.shape) for path in weight_files(self._source.folder) for info in read_header(path).values()
+        )
         after = sum(prod(info.shape) for file in self._files for info in read_header(self._out_dir / file).values())
         if (index := self._source.folder / INDEX).is_file():
             write_json(self._out_dir / INDEX, self._index(parse_json(index.read_text(encoding="utf-8")), after))
         return {
             "parameters_before": before,
             "parameters_after": after,
-            "source_bytes": sum(path.stat().st_size for path in loaded_files(self._source)),
+            "source_bytes": sum(path.stat().st_size for path in weight_files(self._source.folder)),
             "total_bytes": sum((self._out_dir / file).stat().st_size for file in self._files),
         }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from pipelines.checkpoint.declarations import quantization_of
 from pipelines.checkpoint.given import import_faults
 from pipelines.checkpoint.llava import NEWLINE, VisionShape, vision_name
-from pipelines.checkpoint.tensors import read_header
+from pipelines.checkpoint.tensors import stored_tensors
 from pipelines.compress.config import CalibrationSettings, PruningSettings, QuantSettings, RecoverSettings
 from pipelines.domain.adapter import linear_widths
 from pipelines.domain.errors import Fault, collecting
@@ -397,5 +397,5 @@ def vision_faults(d: Deployment) -> list[Fault]:
 
 
 def _newline_sizes(folder: Path) -> list[tuple[int, ...]]:
-    headers = (read_header(path) for path in sorted(folder.glob("*.safetensors")))
-    return [tuple(info.shape) for header in headers for name, info in header.items() if vision_name(name) == NEWLINE]
+    stored = stored_tensors(folder, vision_name)
+    return [file.header[name].shape for own, (file, name) in stored.items() if own == NEWLINE]

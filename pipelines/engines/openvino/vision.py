@@ -18,7 +18,7 @@ from openvino import opset13 as op
 
 from pipelines.checkpoint.llava import NEWLINE, VisionShape, vision_name
 from pipelines.checkpoint.pictures import Tiling, decode, tiles_of
-from pipelines.checkpoint.tensors import TensorFile
+from pipelines.checkpoint.tensors import TensorFile, stored_tensors
 from pipelines.domain.errors import UserError
 from pipelines.engines.config import OpenVinoSettings
 from pipelines.engines.openvino.build import CONFIG_FILE, MODEL_FILE, mark_16_bit_weights, runtime_version
@@ -41,10 +41,7 @@ class _Weights:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._buffers: list[Array] = []
-        self._found: dict[str, tuple[TensorFile, str]] = {}
-        for path in sorted(folder.glob("*.safetensors")):
-            file = TensorFile(path)
-            self._found |= {own: (file, name) for name in file if (own := vision_name(name))}
+        self._found = stored_tensors(folder, vision_name)
 
     def array(self, name: str) -> Array:
         """Return a small tensor in float32.

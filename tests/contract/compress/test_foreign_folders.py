@@ -257,6 +257,43 @@ def test_what_cannot_be_taken_over_is_refused_by_its_name(name, tmp_path) -> Non
         assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("write", "block", "added", "message"),
+    [
+        (auto_round, GPTQ, "mlp.up_proj.weight", r"up_proj\.weight' and '.*up_proj\.qweight', two forms of one tensor"),
+        (fp8_of_transformers, FP8, "mlp.up_proj.weight_scale", r"weight_scale' and '.*up_proj\.weight_scale_inv', two"),
+        (fp8_of_transformers, FP8, "self_attn.k_scale", r"attn\.k_scale' and '.*attn\.k_proj\.k_scale', two"),
+        (
+            None,
+            None,
+            "self_attn.q_proj.weight",
+            r"holds one tensor twice: '.*q_proj\.weight' in a\.safetensors, '.*b\.",
+        ),
+    ],
+)
+def test_two_forms_of_one_tensor_are_refused(write, block, added, message, tmp_path) -> None:
+    """None of them is taken in silence; of 16 bit without an index, every file is read."""
+    given = tmp_path / "given"
+    folder(given, write, block)
+    more = {f"model.layers.0.{added}": torch.ones(1)}
+    if write is None:
+        (given / "model.safetensors").rename(given / "a.safetensors")
+        save_file(more, given / "b.safetensors")
+    else:
+        scales = {"model.layers.0.self_attn.k_proj.k_scale": torch.ones(1)} if added.endswith("k_scale") else {}
+        save_file(load_file(given / "model.safetensors") | more | scales, given / "model.safetensors")
+    assert re.search(message, found := refusal(given)), found
+    assert "Remove the one that is not meant" in found
+    with pytest.raises(UserError, match=message):
+        quantize(
+            given,
+            tmp_path / "out",
+            quant_spec({auto_round: QFormat.INT4_GPTQ, fp8_of_transformers: QFormat.FP8}.get(write, QFormat.NONE)),
+            (),
+            CALIBRATION,
+        )
+
+
 def test_files_beside_config_json_declare_too(tmp_path) -> None:
     """AutoGPTQ before 0.5 and AutoAWQ before 0.1.7; quanto's list of linears; a head in 4 bits that none declares."""
     for name, block, write in (

@@ -82,6 +82,10 @@ def test_mxfp4_is_what_transformers_makes_of_it(packed: Path, tmp_path: Path) ->
     ("edit", "message"),
     [
         (lambda t: t.pop(f"{DOWN}_scales"), r"lacks the tensor 'model\.layers\.1\.mlp\.experts\.down_proj_scales'"),
+        (
+            lambda t: t.update({UP: torch.zeros(4, 256, 768, dtype=torch.bfloat16)}),
+            r"is in MXFP4 and has 'model.*experts\.gate_up_proj' and '.*gate_up_proj_blocks', two forms",
+        ),
         (lambda t: t.pop(f"{UP}_bias"), r"lacks the tensor 'model\.layers\.1\.mlp\.experts\.gate_up_proj_bias' \(1 "),
         (lambda t: t.pop("model.layers.0.self_attn.sinks"), r"lacks the tensor 'model\.layers\.0\.self_attn\.sinks'"),
         (lambda t: t.update({f"{UP}_blocks": t[f"{UP}_blocks"][:3]}), r"\[3, .*config\.json says 4 experts"),

@@ -204,3 +204,43 @@ def test_what_tensorrt_llms_qwen_reads_must_be_there(
     (tmp_path / "config.json").write_text(json.dumps(raw | change))
     (tmp_path / "rank0.safetensors").symlink_to(workshop.checkpoint("qwen2", QFormat.NONE) / "rank0.safetensors")
     assert any(message in fault.message for fault in verify(tmp_path))
+
+
+def test_an_8_bit_cache_with_sinks_and_windows_only_rounds(workshop: Workshop) -> None:
+    """Attention is within 0.5 % of one over a cache in float32, in every layer, a prompt at once and token by token.
+
+    Measured: 0.1 to 0.2 %.
+    """
+    graph = ov.Core().read_model(workshop.engine(workshop.float32_checkpoint("gpt_oss")) / "openvino_model.xml")
+    paged_attention_transformation(graph)
+    layers = [node for node in graph.get_ops() if node.get_type_name() == "PagedAttentionExtension"]
+    graph.add_outputs([node.output(0) for node in layers])
+    ids = workshop.batch("gpt_oss")[0, :96]
+    for step in (96, 1):
+        exact, rounded = (paged_outputs(graph, len(layers), ids, step, kv) for kv in ("f32", "u8"))
+        for one, other in zip(rounded, exact, strict=True):
+            assert 1e-4 < relative_error(one, other) < 5e-3
+
+
+def paged_outputs(graph: ov.Model, layers: int, ids: np.ndarray, step: int, kv: str) -> list[np.ndarray]:
+    """Run a sequence through paged attention in steps, and return what each layer attends to."""
+    options = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": kv, "INFERENCE_NUM_THREADS": 1}
+    request = (compiled := ov.compile_model(graph, "CPU", options)).create_infer_request()
+    blocks = np.arange(-(-len(ids) // 32), dtype=np.int32)
+    for name in (f"{part}_cache.{layer}" for part in ("key", "value") for layer in range(layers)):
+        cache = compiled.input(name)
+        shape = [len(blocks), *(dim.get_length() for dim in list(cache.get_partial_shape())[1:])]
+        request.set_tensor(name, ov.Tensor(cache.get_element_type(), ov.Shape(shape)))
+    outputs: list[list[np.ndarray]] = [[] for _ in range(layers)]
+    for start in range(0, len(ids), step):
+        stop = start + step
+        inputs = {"max_context_len": stop, "past_lens": [start], "subsequence_begins": [0, step]}
+        inputs |= {"block_indices": blocks[: -(-stop // 32)], "block_indices_begins": [0, -(-stop // 32)]}
+        feed = {name: np.array(value, dtype=np.int32) for name, value in inputs.items()}
+        feed |= {"input_ids": ids[start:stop], "position_ids": np.arange(start, stop)}
+        for name, value in feed.items():
+            request.set_tensor(name, ov.Tensor(np.array(value)))
+        request.infer()
+        for layer, found in enumerate(outputs):
+            found.append(request.get_output_tensor(1 + layer).data.copy())
+    return [np.concatenate(found) for found in outputs]

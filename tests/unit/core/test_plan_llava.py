@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from pipelines.checkpoint.llava import VisionShape, language_config, language_name, vision_name
+from pipelines.checkpoint.tensors import stored_tensors
 from pipelines.domain.errors import UserError
 from pipelines.domain.units import show_bytes
 from pipelines.engines.config import OpenVinoSettings
@@ -78,13 +79,17 @@ def test_sizes_of_llava_1_5_are_those_of_the_classes() -> None:
     ]  # fmt: skip
 
 
-def test_names_of_both_layouts() -> None:
+def test_names_of_both_layouts(tmp_path: Path) -> None:
     for name in ("language_model.model.norm.weight", "model.language_model.norm.weight"):
         assert language_name(name) == "model.norm.weight"
     assert language_name("lm_head.weight") == language_name("language_model.lm_head.weight") == "lm_head.weight"
     names = ("vision_tower.vision_model.x", "model.vision_tower.vision_model.x", "vision_tower.x")
     assert {vision_name(name) for name in names} == {"vision_tower.x"}
     assert language_name("vision_tower.x") is vision_name("lm_head.weight") is None
+    both = {name: np.zeros(1) for name in ("language_model.model.norm.weight", "model.language_model.norm.weight")}
+    save_file(both, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"'language_model\.model\.norm.* 'model\.language_model\.norm"):
+        stored_tensors(tmp_path, language_name)
 
 
 def test_the_language_model_is_taken_out_first(tmp_path: Path) -> None:
