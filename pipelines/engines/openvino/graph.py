@@ -27,7 +27,7 @@ from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import FLOAT_WEIGHTS, Activation, KvFormat
 from pipelines.domain.model_shape import SWIGLU_ALPHA, SWIGLU_LIMIT
 from pipelines.engines.openvino.lora import named
-from pipelines.engines.openvino.mixture import ExpertTensors, routed
+from pipelines.engines.openvino.mixture import Expert, ExpertTensors, routed
 from pipelines.engines.openvino.prompt_table import with_table
 from pipelines.engines.openvino.rope import attention_factor, inverse_frequencies
 from pipelines.engines.openvino.weights import WeightStore, to_fp8, to_int8, to_nvfp4
@@ -217,32 +217,32 @@ class GraphBuilder:
     def _mixture(self, ours: str, theirs: str, normed: ov.Node) -> ov.Node:
         config, experts = self._config, self._config.experts
         assert experts is not None
-        inner, gated = config.intermediate_size, _gated(config.hidden_act)
+        gated = _gated(config.hidden_act)
         rounds = config.format_of(f"{ours}.mlp.fc").activation in _QUANTIZERS
         rounded = self._quantized(f"{ours}.mlp.fc", f"{theirs}.mlp.experts", normed) if rounds else normed
 
-        def expert(number: int, rows: ov.Node) -> ov.Node:
-            store = self._store.of(ExpertTensors(self._checkpoint, number))
-            name = f"{theirs}.mlp.experts.{number}"
-
-            def product(module: str, linear: str, x: ov.Node, of: slice = slice(None)) -> ov.Node:
-                weight = named(store.weight(f"{ours}.mlp.{module}", of), f"{name}.{linear}.weight")
-                result = named(op.matmul(x, weight, transpose_a=False, transpose_b=True), f"{name}.{linear}")
-                bias = f"{ours}.mlp.{module}.bias"
+        def product(module: str, linear: str) -> Expert:
+            def of(number: int, rows: ov.Node) -> ov.Node:
+                store = self._store.of(ExpertTensors(self._checkpoint, number))
+                name, bias = f"{theirs}.mlp.experts.{number}.{linear}", f"{ours}.mlp.{module}.bias"
+                weight = named(store.weight(f"{ours}.mlp.{module}"), f"{name}.weight")
+                result = named(op.matmul(rows, weight, transpose_a=False, transpose_b=True), name)
                 if bias not in self._checkpoint:
                     return result
-                return named(op.add(result, store.float32(bias)[of]), f"{name}.{linear}.biased")
+                return named(op.add(result, store.float32(bias)), f"{name}.biased")
 
-            up = product("fc", "up_proj", rows, slice(0, inner))
-            gate = product("fc", "gate_proj", rows, slice(inner, 2 * inner))
-            inside = gated(gate, up)
-            if rounds:
-                inside = self._quantized(f"{ours}.mlp.proj", f"{name}.down_proj", inside)
-            return product("proj", "down_proj", inside)
+            return of
+
+        def between(both: ov.Node) -> ov.Node:
+            halves = op.split(both, np.int64(1), 2)
+            up, gate = halves.output(0), halves.output(1)
+            inside = named(gated(gate, up), f"{theirs}.mlp.experts.product")
+            return self._quantized(f"{ours}.mlp.proj", f"{theirs}.mlp.experts.down_proj", inside) if rounds else inside
 
         router, bias = self._store.float32(f"{ours}.mlp.router.weight"), f"{ours}.mlp.router.bias"
         router_bias = self._store.float32(bias) if bias in self._checkpoint else None
-        return routed(normed, rounded, router, router_bias, experts, config.hidden_size, f"{theirs}.mlp", expert)
+        products = product("fc", "up_gate_proj"), between, product("proj", "down_proj")
+        return routed(normed, rounded, router, router_bias, experts, config.hidden_size, f"{theirs}.mlp", *products)
 
     def _attention(self, layer: int, x: ov.Node, shared: _Inputs) -> ov.Node:
         config, ours = self._config, f"transformer.layers.{layer}.attention"

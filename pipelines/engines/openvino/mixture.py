@@ -1,16 +1,13 @@
 """Route tokens to the experts of a mixture: each expert multiplies the rows of the tokens that chose it, no others.
 
-A row is a token at one of its experts; rows are sorted by expert, split into a part for each, and brought back into the
-order of tokens. A part without rows takes about 20 us in its five nodes, and an expert's weights are packed when its
-first row comes.
+A row is a token at one of its experts; rows are sorted by expert and split into a part for each, twice: before the
+product of up and gate in one, and before that of down. What is between the two is computed of all rows at once. In the
+end they are brought back into the order of tokens. Every node counts: one of an expert without rows still takes about 5
+us, which is what a token of one user waits for most. An expert's weights are packed when its first row comes.
 
-Two ways to fewer nodes were measured and are not used (OpenVINO 2026.4.1, INT8, two cores without AMX, weights packed,
-128 experts of 2048 x 768, 8 chosen, times of the experts alone, beside a dense model of the active size: 1 token 2.0 x,
-8 tokens 9.4 x, prompts of 512 tokens 1.9 x). One GroupedMatMul for all experts multiplies row by row: a token is a
-third faster, prompts of 128 tokens three times slower; beside these products it would hold the weights twice. An If
-around experts without rows gains nothing for 1 and 8 tokens, and prompts of 512 tokens take a third longer.
+Other ways were measured and are not used (docs/benchmarks.md, "Experts on the CPU engine").
 
-Shapes: B T tokens in all, K experts of a token, E experts, R = B T K rows.
+Shapes: B T tokens in all, K experts of a token, E experts, R = B T K rows, I inner channels.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from pipelines.checkpoint.read import Array, Checkpoint, TensorSpec
 from pipelines.engines.openvino.lora import named
 
 Expert = Callable[[int, ov.Node], ov.Node]
-"""Number of an expert and its rows [r, H] -> [r, H]."""
+"""Number of an expert and its rows [r, channels] -> their products with a weight of this expert."""
 
 
 class ExpertTensors:
@@ -59,7 +56,9 @@ def routed(
     experts: Experts,
     hidden: int,
     name: str,
-    expert: Expert,
+    up_and_gate: Expert,
+    between: Callable[[ov.Node], ov.Node],
+    down: Expert,
 ) -> ov.Node:
     """Return the sum of what the experts of each token return, times their weights.
 
@@ -74,7 +73,9 @@ def routed(
         experts: how many there are, and how many a token goes through.
         hidden: H.
         name: of the MLP, e.g. "model.layers.0.mlp".
-        expert: what an expert computes.
+        up_and_gate: -> [r, 2 I].
+        between: all rows [R, 2 I] -> [R, I].
+        down: -> [r, H].
     """
     tokens = op.reshape(x, np.array([-1, hidden], dtype=np.int64), special_zero=False)
     scores = named(op.matmul(tokens, op.constant(router), False, True), f"{name}.router")
@@ -101,12 +102,19 @@ def routed(
     if rounded is not x:
         tokens = op.reshape(rounded, np.array([-1, hidden], dtype=np.int64), special_zero=False)
     sorted_rows = op.gather(tokens, op.divide(order, np.int64(experts.chosen)), np.int64(0))
-    parts = op.variadic_split(named(sorted_rows, f"{name}.rows"), np.int64(0), op.convert(counts, "i64"))
-    results = [
-        expert(number, op.reshape(parts.output(number), np.array([-1, hidden], dtype=np.int64), special_zero=False))
-        for number in range(experts.count)
-    ]
-    back = op.gather(op.concat(results, 0), place, np.int64(0))
+    lengths = op.convert(counts, "i64")
+    product = _by_expert(named(sorted_rows, f"{name}.rows"), lengths, experts.count, up_and_gate)
+    back = op.gather(_by_expert(between(product), lengths, experts.count, down), place, np.int64(0))
     of_token = op.reshape(back, np.array([-1, experts.chosen, hidden], dtype=np.int64), special_zero=False)
     summed = op.reduce_sum(op.multiply(of_token, weights), np.array([1]), keep_dims=False)
     return named(op.reshape(summed, op.shape_of(x), special_zero=False), f"{name}.mixed")
+
+
+def _by_expert(rows: ov.Node, lengths: ov.Node, count: int, expert: Expert) -> ov.Node:
+    """Return what each expert makes of its rows, in their order; rows [R, channels] are sorted by expert."""
+    width = rows.get_output_partial_shape(0)[1].get_length()
+    parts = op.variadic_split(rows, np.int64(0), lengths)
+    shape = np.array([-1, width], dtype=np.int64)
+    return op.concat(
+        [expert(each, op.reshape(parts.output(each), shape, special_zero=False)) for each in range(count)], 0
+    )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openvino as ov
 import pytest
 
 from pipelines.checkpoint.read import Checkpoint
@@ -114,3 +115,16 @@ def test_fp8_experts_on_several_ranks_compute_the_same(kind: str, workshop: Work
             for file, half in zip(ranks[2:], halves, strict=True):
                 np.testing.assert_array_equal(file[f"{local}.{leaf}"], half)
     np.testing.assert_array_equal(workshop.logits(parted, kind), workshop.logits(tmp_path / "whole", kind))
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "mixtral"])
+def test_an_expert_has_two_products(kind: str, workshop: Workshop) -> None:
+    """Up and gate are one: every node of an expert costs time in each token, with rows or without."""
+    engine = workshop.engine(workshop.float32_checkpoint(kind)) / "openvino_model.xml"
+    nodes = [node for node in ov.Core().read_model(engine).get_ops() if ".experts." in node.get_friendly_name()]
+    products = [node.get_friendly_name() for node in nodes if node.get_type_name() == "MatMul"]
+    names = ("up_gate_proj", "down_proj")
+    assert sorted(products) == sorted(
+        f"model.layers.{layer}.mlp.experts.{number}.{name}" for layer in (0, 1) for number in range(4) for name in names
+    )
+    assert sum(node.get_type_name() == "Swish" for node in ov.Core().read_model(engine).get_ops()) == 2  # of all rows

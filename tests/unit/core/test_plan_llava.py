@@ -173,6 +173,7 @@ def test_the_most_tokens_of_llava_1_6_are_those_of_its_largest_square() -> None:
 
 
 def write_newline(folder: Path, width: int = 256) -> None:
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
     save_file({"image_newline": np.zeros(width, np.float16)}, folder / "model-2.safetensors")
 
 
