@@ -41,7 +41,7 @@ MOST_EVALUATIONS = 40
 
 SIGMA = {"rps": 0.06, "itl_mean": 0.06, "itl_p50": 0.06, "itl_p95": 0.12}
 SIGMA |= {"ttft_mean": 0.10, "ttft_p50": 0.10, "ttft_p95": 0.15, "e2e_mean": 0.06}
-SIGMA |= {"ttft_short": 0.10, "ttft_long": 0.10}
+SIGMA |= {"ttft_short": 0.10, "ttft_long": 0.10, "itl_short": 0.03, "itl_long": 0.03}
 """Expected log-deviation of each metric: noise of one measurement plus what the formula leaves out."""
 LEAST_BY_LENGTH, SPREAD_OUT = 9, 2
 """Number of requests, and ratio of the longest prompt to the shortest, from which thirds are compared."""
@@ -260,23 +260,29 @@ def _pairs(level: MeasuredLevel, modelled: Summary) -> list[tuple[str, float, fl
 
 
 def _by_length(level: MeasuredLevel, columns: RequestColumns, due: Any) -> list[tuple[str, float, float]]:
-    """Return the mean TTFT of the third of the requests with the shortest, and with the longest prompts, likewise.
+    """Return mean TTFT and ITL of the third of the requests with the shortest, and with the longest prompts, likewise.
 
-    One load of mixed lengths then separates the costs of prompts and of tokens, which its mean alone cannot.
+    One load of mixed lengths then separates the costs of prompts and of tokens, and of a request and of what it reads
+    of the KV cache, which its mean alone cannot.
     """
     sent = level.sent
     if sent is None or sent.ttft is None:
         return []
     inside = (sent.due >= sent.window[0]) & (sent.due < sent.window[1])
-    isl, ttft, modelled = sent.isl[inside], sent.ttft[inside], columns.ttft()
+    isl = sent.isl[inside]
     if len(isl) < LEAST_BY_LENGTH or isl.min() * SPREAD_OUT > isl.max():
         return []
     low, high = np.quantile(isl, [1 / 3, 2 / 3])
-    thirds = (
-        ("ttft_short", isl <= low, due & (columns.isl <= low)),
-        ("ttft_long", isl >= high, due & (columns.isl >= high)),
-    )
-    return [(name, float(ttft[real].mean()), float(modelled[made].mean())) for name, real, made in thirds if made.any()]
+    pairs = []
+    for metric, real, modelled in (("ttft", sent.ttft, columns.ttft()), ("itl", sent.itl, columns.itl())):
+        known = inside & (real > 0)  # ITL is NaN below two output tokens
+        for third, own, made in (
+            ("short", sent.isl <= low, columns.isl <= low), ("long", sent.isl >= high, columns.isl >= high)
+        ):  # fmt: skip
+            mine, its = real[known & own], modelled[due & made & (modelled > 0)]
+            if len(mine) and len(its):
+                pairs.append((f"{metric}_{third}", float(mine.mean()), float(its.mean())))
+    return pairs
 
 
 def _spread(rows: Sequence[FittedLevel]) -> dict[str, float]:

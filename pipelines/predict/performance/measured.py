@@ -133,6 +133,7 @@ class Sent:
         osl: int64[n].
         window: [start, end) of what was measured, on the same clock.
         ttft: float64[n], seconds; None if the times were not kept.
+        itl: float64[n], seconds, the mean of each request; NaN below two output tokens; None likewise.
     """
 
     due: Any
@@ -140,6 +141,7 @@ class Sent:
     osl: Any
     window: tuple[float, float]
     ttft: Any | None = None
+    itl: Any | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import yaml
 
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, Distribution, LoadPoint
 from pipelines.domain.errors import UserError
-from pipelines.domain.summary import SECOND
+from pipelines.domain.summary import SECOND, RequestColumns
 from pipelines.engines.registry import runs_on_cpu
 from pipelines.host.files import parse_json
 from pipelines.host.hashing import sha256_file
@@ -297,17 +297,19 @@ def _sent(path: Path) -> Sent | None:
     try:
         with gzip.open(path, "rt") as file:
             data = parse_json(file.read())
-        columns = (data[name] for name in ("intended_ns", "isl", "osl", "first_token_ns", "error"))
+        columns = (data[name] for name in ("intended_ns", "isl", "osl", "first_token_ns", "end_ns", "error"))
         rows = sorted(zip(*columns, strict=True), key=itemgetter(0))
         start, end = data["window_ns"]
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
         return None
-    fine = [row for row in rows if row[4] is None]
+    fine = [row for row in rows if row[5] is None]
     due, isl, osl = (np.array([row[i] for row in fine]) for i in range(3))
-    streamed = bool(fine) and all(row[3] is not None for row in fine)
-    ttft = (np.array([row[3] for row in fine]) - due) / SECOND if streamed else None
-    window = (start / SECOND, end / SECOND)
-    return Sent(due / SECOND, isl.astype(np.int64), np.maximum(osl, 1).astype(np.int64), window, ttft)
+    isl, osl, window = isl.astype(np.int64), np.maximum(osl, 1).astype(np.int64), (start / SECOND, end / SECOND)
+    if not fine or any(row[3] is None for row in fine):
+        return Sent(due / SECOND, isl, osl, window)
+    first, end = (np.array([row[i] for row in fine], float) for i in (3, 4))
+    times = RequestColumns(due.astype(float), first, end, isl, osl)
+    return Sent(due / SECOND, isl, osl, window, times.ttft() / SECOND, times.itl() / SECOND)
 
 
 def _why_not(level: LoadPoint) -> str:
