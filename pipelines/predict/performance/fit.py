@@ -266,7 +266,7 @@ def _by_length(level: MeasuredLevel, columns: RequestColumns, due: Any) -> list[
     of the KV cache, which its mean alone cannot.
     """
     sent = level.sent
-    if sent is None or sent.ttft is None:
+    if sent is None or sent.ttft is None or sent.itl is None:
         return []
     inside = (sent.due >= sent.window[0]) & (sent.due < sent.window[1])
     isl = sent.isl[inside]
