@@ -303,7 +303,9 @@ def gpu_model(
 
 def tuned_for(settings: Settings, model: ModelShape, hardware: HardwareSettings) -> Settings:
     """Return the settings with the advice for their engine; engine=auto is the one that runs the model on a GPU."""
-    return tuned(settings, with_setting(settings.engine.name) or engine_of(settings, model), model, hardware)
+    named = with_setting(settings.engine.name)
+    engine = engine_of(settings, model) if named is None or named.needs_gpu else named
+    return tuned(settings, engine, model, hardware)
 
 
 def tuned_kv_formats(settings: Settings, model: ModelShape, hardware: HardwareSettings) -> dict[QFormat, KvFormat]:
