@@ -2,19 +2,23 @@
 
     --layers 1 --texts 32            a small run; by default 2 layers of Llama 3.2 1B and the 128 texts of real_text
     --width 1024                     half of its widths: ModelOpt's GPTQ takes 20 minutes for one layer of Llama 3.2 1B
-    --only rtn,awq,gptq,gptqmodel    only some comparisons
+    --only int4_awq,gptqmodel        only some comparisons
+    --f32                            ModelOpt's flow multiplies in float32 too, as this project does where the processor
+                                     has no bfloat16, in which a product takes four times as long
     --gptqmodel PYTHON               interpreter that has GPTQModel; else it is installed for the run (5.7 GB from PyPI)
 
 Each side works in a process of its own, with two threads, one after the other, `--rounds` times. Prints seconds,
 processor time and memory of both as medians, and the ratio of the processor times. Compared are:
-  rtn        int4_rtn of 322 million parameters (1,024 x 20) with the least that it takes: reading the weights,
-             rounding them in groups, packing and writing them, in 20 lines of PyTorch
-  awq, gptq  int4_awq and int4_gptq with ModelOpt's own flow (examples/llm_ptq/hf_ptq.py): the whole model in memory,
-             mtq.quantize with the same configuration, texts and batches, export_hf_checkpoint; and whether the files
-             of both have the same tensors
+  int4_rtn   of 322 million parameters (1,024 x 20) with the least that it takes: reading the weights, rounding them in
+             groups, packing and writing them, in 20 lines of PyTorch
+  fp8, int8_sq, int4_awq, w4a8_awq, int4_gptq
+             with ModelOpt's own flow (examples/llm_ptq/hf_ptq.py): the whole model in memory, mtq.quantize with the
+             same configuration, texts and batches, export_hf_checkpoint; and whether the files of both have the same
+             tensors
   gptqmodel  int4_gptq with GPTQModel 7.7, plain GPTQ without reordering of columns
-All layers have the same shape, so fewer of them change the time, but not the memory that working layer by layer takes;
-it is compared with the size of all 16 layers. Everything lies in a folder in build/, which is removed at the end.
+All layers have the same shape, so fewer of them change the time, but not the memory that working layer by layer takes.
+The vocabulary is smaller by the same factor, so that embedding and head have the share that they have in the whole
+model, with whose size memory is compared. Everything lies in a folder in build/, which is removed at the end.
 """
 
 from __future__ import annotations
@@ -33,11 +37,13 @@ from typing import Any
 
 from scripts.measure_streaming import ROOT, SHAPES, make_model
 
-THREADS, LAYERS = 2, 16
+THREADS = 2
+LAYERS, VOCABULARY = SHAPES["llama_1b"]["num_hidden_layers"], SHAPES["llama_1b"]["vocab_size"]
 LLAMA_322M = {
     **SHAPES["llama_8b"], "hidden_size": 1024, "num_hidden_layers": 20, "num_attention_heads": 16, "head_dim": 64,
     "num_key_value_heads": 16, "intermediate_size": 2816, "vocab_size": 32_000, "max_position_embeddings": 2048,
 }  # fmt: skip
+WITH_MODELOPT = ("fp8", "int8_sq", "int4_awq", "w4a8_awq", "int4_gptq")
 GPTQMODEL = "gptqmodel==7.7.0"
 GPTQMODEL_FLOW = """
 import json, os, sys, time
@@ -94,6 +100,14 @@ def by_modelopt(model: Path, out: Path, qformat: str, texts: int) -> None:
         export_hf_checkpoint(mtq.quantize(whole, config, loop), dtype=torch.bfloat16, export_dir=out)
 
 
+def by_modelopt_f32(model: Path, out: Path, qformat: str, texts: int) -> None:
+    """Do the same with products in float32 where the processor has no bfloat16."""
+    from pipelines.compress.contexts import f32_products
+
+    with f32_products():
+        by_modelopt(model, out, qformat, texts)
+
+
 def least(model: Path, out: Path, _qformat: str, _texts: int) -> None:
     """Read the weights, round the linears of the layers to INT4 in groups of 128, pack and write them."""
     import torch
@@ -118,7 +132,7 @@ def least(model: Path, out: Path, _qformat: str, _texts: int) -> None:
 
 
 SIDES: dict[str, Callable[[Path, Path, str, int], None]] = {
-    "ours": ours, "modelopt": by_modelopt, "least": least,
+    "ours": ours, "modelopt": by_modelopt, "modelopt_f32": by_modelopt_f32, "least": least,
 }  # fmt: skip
 
 
@@ -163,6 +177,7 @@ def measure(words: Sequence[str | Path], out: Path) -> dict[str, float]:
     """Run the process of a side, whose output folder is new."""
     shutil.rmtree(out, ignore_errors=True)
     environment = os.environ | {"OMP_NUM_THREADS": str(THREADS), "CUDA_VISIBLE_DEVICES": ""}
+    environment["OMP_WAIT_POLICY"] = "passive"  # else waiting counts as work, the more the busier the machine is
     folder = ROOT if "-m" in words else out.parent  # GPTQModel writes logs to where it runs
     done = subprocess.run(list(map(str, words)), capture_output=True, text=True, cwd=folder, env=environment)
     if done.returncode:
@@ -183,20 +198,19 @@ def same_tensors(one: Path, other: Path) -> str:
                 tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return tensors
 
+    def bits(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.reshape(-1).view(torch.uint8)
+
     ours, theirs = tensors(one), tensors(other)
-    bits = {
-        name: (ours[name].view(torch.uint8), theirs[name].view(torch.uint8)) for name in ours.keys() & theirs.keys()
-    }
-    equal = sum(torch.equal(*both) for both in bits.values())
+    equal = sum(torch.equal(bits(ours[name]), bits(theirs[name])) for name in ours.keys() & theirs.keys())
     return f"{equal} of {len(ours.keys() | theirs.keys())} tensors equal"
 
 
-def compare(name: str, other: str, qformat: str, model: Path, options: argparse.Namespace) -> None:
+def compare(other: str, qformat: str, model: Path, options: argparse.Namespace) -> None:
     """Measure both sides in turn and print a line."""
-    layers = json.loads((model / "config.json").read_text())["num_hidden_layers"]
-    sizes = {path.name: path.stat().st_size for path in model.glob("*.safetensors")}
-    of_layers = sum(size for name, size in sizes.items() if name.startswith("model-"))
-    whole = sum(sizes.values()) + of_layers * (max(layers, LAYERS) - layers) / layers
+    config = json.loads((model / "config.json").read_text())
+    layers = config["num_hidden_layers"]
+    whole = sum(path.stat().st_size for path in model.glob("*.safetensors")) * max(1, LAYERS / layers)
     folders = {side: options.work / f"out_{side}" for side in ("ours", other)}
     took: dict[str, list[dict[str, float]]] = {side: [] for side in folders}
     for _ in range(options.rounds):
@@ -218,9 +232,10 @@ def compare(name: str, other: str, qformat: str, model: Path, options: argparse.
         times = f"{median(side, 'seconds'):.1f} s, {median(side, 'cpu'):.1f} s of processor time"
         return f"{times}, {median(side, 'memory') / 2**20:,.0f} MiB"
 
-    equal = f"; {same_tensors(*folders.values())}" if other == "modelopt" else ""
+    equal = f"; {same_tensors(*folders.values())}" if other.startswith("modelopt") else ""
     ratio = median(other, "cpu") / median("ours", "cpu")
     share = f"memory of ours {median('ours', 'memory') / whole:.2f} of the model's {whole / 2**20:,.0f} MiB"
+    name = f"{qformat}, {layers} layers {config['hidden_size']} wide"
     say(f"{name}: ours {shown('ours')}; {other} {shown(other)}; {other} : ours {ratio:.2f}; {share}{equal}")
 
 
@@ -256,7 +271,8 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=2048, help="hidden size, a multiple of 256")
     parser.add_argument("--texts", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--only", default="rtn,awq,gptq,gptqmodel")
+    parser.add_argument("--only", default=",".join(("int4_rtn", *WITH_MODELOPT, "gptqmodel")))
+    parser.add_argument("--f32", action="store_true")
     parser.add_argument("--gptqmodel", type=Path)
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "quantizing", help="folder that is removed")
     parser.add_argument("--be", nargs=4, metavar=("SIDE", "MODEL", "OUT", "FORMAT"), help=argparse.SUPPRESS)
@@ -269,31 +285,23 @@ def main() -> None:
     chosen = options.only.split(",")
     say(f"{THREADS} threads; {options.texts} texts, AWQ at most 32; memory is above that of the imports")
     try:
-        if "rtn" in chosen:
+        if "int4_rtn" in chosen:
             model = options.work / "llama_322m"
             make_model(model, LLAMA_322M)
-            compare("int4_rtn, 322 M", "least", "int4_rtn", model, options)
+            compare("least", "int4_rtn", model, options)
             shutil.rmtree(model)
         model = options.work / "llama_1b"
-        if {"awq", "gptq", "gptqmodel"}.intersection(chosen):
+        if {*WITH_MODELOPT, "gptqmodel"}.intersection(chosen):
             heads = {"num_attention_heads": options.width // 64, "num_key_value_heads": options.width // 256}
             widths = {"hidden_size": options.width, "intermediate_size": 4 * options.width, **heads}
-            make_model(model, SHAPES["llama_1b"] | widths | {"num_hidden_layers": options.layers})
-        for name in ("awq", "gptq"):
-            if name in chosen:
-                compare(
-                    f"int4_{name}, {options.layers} layers {options.width} wide",
-                    "modelopt",
-                    f"int4_{name}",
-                    model,
-                    options,
-                )
+            widths |= {"num_hidden_layers": options.layers, "vocab_size": VOCABULARY * options.layers // LAYERS}
+            make_model(model, SHAPES["llama_1b"] | widths)
+        for qformat in filter(chosen.__contains__, WITH_MODELOPT):
+            compare("modelopt_f32" if options.f32 else "modelopt", qformat, model, options)
         if "gptqmodel" in chosen:
             try:
                 options.gptqmodel = options.gptqmodel or installed(options.work / "environment")
-                compare(
-                    f"int4_gptq, {options.layers} layers {options.width} wide", "gptqmodel", "int4_gptq", model, options
-                )
+                compare("gptqmodel", "int4_gptq", model, options)
             except RuntimeError as error:
                 say(f"GPTQModel was not measured: {error}")
     finally:

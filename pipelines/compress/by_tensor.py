@@ -20,11 +20,11 @@ import torch
 from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.checkpoint.describe import describe
 from pipelines.checkpoint.unified import linear_shapes
-from pipelines.checkpoint.verify import expected_tensors, has_bias, layer_tensors
+from pipelines.checkpoint.verify import has_bias, layer_tensors
 from pipelines.compress.calibration import ProgressRecord, calibration_facts, new_files_removed, stamp
-from pipelines.compress.checkpoint_layout import RanksLayout, copy_vocabulary
+from pipelines.compress.checkpoint_layout import RankFiles, copy_vocabulary
 from pipelines.compress.expert_weights import ExpertWeights
-from pipelines.compress.model_folder import EMBEDDING, HEAD, NORM, ModelFolder, ModelWeights, TensorWriter, torch_dtype
+from pipelines.compress.model_folder import EMBEDDING, HEAD, NORM, ModelFolder, ModelWeights, torch_dtype
 from pipelines.compress.postprocess import corrected
 from pipelines.compress.specs import QuantSpec
 from pipelines.domain.errors import UserError
@@ -50,10 +50,6 @@ _FUSED_LINEARS = {
 """The same for families whose linears are fused."""
 NORMS = {"input_layernorm": "input_layernorm", "post_layernorm": "post_attention_layernorm"}
 """Norms of the layers of every family, likewise."""
-_BY_INPUTS = ("attention.dense.weight", "mlp.proj.weight")  # and the scales of those weights
-"""Split over ranks by their inputs; all other tensors of linears by their outputs."""
-_BY_OUTPUTS = ("mlp.fc", "mlp.gate")
-_OF_EXPERTS = ("mlp.fc.weight", "mlp.proj.weight")  # and their scales
 _PRODUCER = {"name": "trtllm-pipelines", "version": version("trtllm-pipelines")}
 
 
@@ -123,8 +119,7 @@ class CheckpointTensors:
         """
         self.weights = ExpertWeights(source) if source.shape.family.gpt_oss else ModelWeights(source)
         self.dtype = dtype
-        self._family, self._group = source.shape.family, group
-        self._experts = source.shape.num_experts
+        self._shape, self._family, self._group = source.shape, source.shape.family, group
         self._linears = _FUSED_LINEARS if self._family.fused_linears else LINEARS
         self._rounded: tuple[list[str], RoundedLinear] | None = None
         self.head = HEAD if HEAD in self.weights else EMBEDDING
@@ -177,9 +172,9 @@ class CheckpointTensors:
             return self._read(f"model.layers.{layer}.{self._family.router}.{leaf}").float()
         if leaf == "bias":
             names = [f"{name}.bias" for names in self.linears_of_experts(layer, module) for name in names]
-            return torch.stack([self._read(name) for name in names]).reshape(self._experts, -1)
+            return torch.stack([self._read(name) for name in names]).reshape(self._shape.num_experts, -1)
         joined = self._joined([name for names in self.linears_of_experts(layer, module) for name in names], leaf)
-        return joined.reshape(self._experts, -1, joined.shape[1])
+        return joined.reshape(self._shape.num_experts, -1, joined.shape[1])
 
     def linears_of_experts(self, layer: int, module: str) -> list[list[str]]:
         """Return for each expert the linears of the Hugging Face model that are one in a checkpoint: up before gate."""
@@ -187,7 +182,13 @@ class CheckpointTensors:
         place, (gate, up, down) = self._family.experts
         linears = (up, gate) if module == "mlp.fc" else (down,)
         prefix = f"model.layers.{layer}.{place}.experts"
-        return [[f"{prefix}.{number}.{name}" for name in linears] for number in range(self._experts)]
+        return [[f"{prefix}.{number}.{name}" for name in linears] for number in range(self._shape.num_experts)]
+
+    def write_ends(self, files: RankFiles, progress: Progress) -> None:
+        """Write what is outside of layers."""
+        files.write(norm := "transformer.ln_f.weight", self.tensor(norm))
+        rows = self._shape.vocab_size
+        copy_vocabulary(files.writer, self.weights, self.head, self.dtype, files.layout, rows, progress)
 
     def _rounded_linear(self, names: list[str]) -> RoundedLinear:
         """Return the weight that consists of those of these linears; the last one is kept."""
@@ -219,38 +220,6 @@ class Split(NamedTuple):
 
 
 ONE_RANK = Split()
-
-
-def _rank_part(shape: ModelShape, config: CheckpointConfig, name: str, whole: torch.Tensor, rank: int) -> torch.Tensor:
-    """Return a tensor-parallel rank's part of a tensor, by its name within the layer.
-
-    With more ranks than key and value heads, neighbouring ranks have the same head.
-    """
-    tp_size = config.tp_size
-    if tp_size == 1 or whole.shape == (1,):
-        return whole
-    of_experts = config.experts is not None and name.startswith(_OF_EXPERTS)
-    if of_experts and whole.dim() > 1:  # [E, 1] is a scale of each expert; up and gate are one
-        number, rank = rank % config.moe_ep_size, rank // config.moe_ep_size
-        whole, shared = whole.chunk(config.moe_ep_size)[number], tp_size // config.moe_ep_size
-        if whole.dim() == 2:
-            return whole
-        if name.startswith(_BY_INPUTS):
-            return whole.chunk(shared, dim=2)[rank]
-        return torch.cat([half.chunk(shared, dim=1)[rank] for half in whole.chunk(2, dim=1)], dim=1)
-    if name.startswith(_BY_INPUTS):
-        return whole.chunk(tp_size, dim=1)[rank]
-    if name.startswith("mlp.fc") and shape.family.fused_linears:
-        return torch.cat([half.chunk(tp_size)[rank] for half in whole.chunk(2)])
-    if name.startswith(_BY_OUTPUTS):
-        return whole.chunk(tp_size)[rank]
-    if not name.startswith("attention.qkv."):
-        return whole
-    heads = (shape.num_attention_heads, *[shape.num_key_value_heads] * 2)
-    width = len(whole) // sum(heads)  # of a head, or half of it where two outputs share a byte
-    rows = torch.split(whole, [count * width for count in heads])
-    parts = [min(count, tp_size) for count in heads]
-    return torch.cat([each.chunk(n)[rank * n // tp_size] for each, n in zip(rows, parts, strict=True)])
 
 
 def write_by_tensor(
@@ -295,57 +264,16 @@ def _write(
 ) -> None:
     """Write every layer that `record` does not know yet, and what is outside of layers."""
     layers = config.num_hidden_layers
-    if record.layers:
-        writer = TensorWriter(out_dir, [f"rank{rank}.safetensors" for rank in range(config.world_size)])
-    else:
-        writer = create_ranks(config, out_dir)
+    files = RankFiles(shape, config, out_dir, begun=record.layers > 0)
     record.announce(layers, progress)
     with progress.task("copying layers", layers - record.layers, "layers") as advance:
         for number in range(record.layers, layers):
             for name in layer_tensors(config, prefix := f"transformer.layers.{number}"):
-                write_parts(writer, shape, config, number, name, tensors.tensor(f"{prefix}.{name}"))
-            writer.sync()
+                files.write(f"{prefix}.{name}", tensors.tensor(f"{prefix}.{name}"))
+            files.writer.sync()
             record.complete(number + 1)
             advance(1)
-    write_ends(writer, shape, config, tensors, progress)
-
-
-def create_ranks(config: CheckpointConfig, out_dir: Path) -> TensorWriter:
-    """Create the file of every rank, with headers and room."""
-    ranks = [expected_tensors(config, rank) for rank in range(config.world_size)]
-    layouts = [{name: (each.dtype, each.shape) for name, each in rank.items()} for rank in ranks]
-    return TensorWriter.create(out_dir, {f"rank{rank}.safetensors": each for rank, each in enumerate(layouts)})
-
-
-def write_parts(
-    writer: TensorWriter, shape: ModelShape, config: CheckpointConfig, number: int, name: str, whole: torch.Tensor
-) -> None:
-    """Write each rank's part of a tensor of a layer.
-
-    Args:
-        writer: of all ranks.
-        shape: of the model.
-        config: of the checkpoint.
-        number: of the layer in the whole model.
-        name: within the layer.
-        whole: the tensor of a checkpoint of one rank.
-    """
-    stage, local = divmod(number, config.num_hidden_layers // config.pp_size)
-    for rank in range(config.tp_size):
-        file = f"rank{stage * config.tp_size + rank}.safetensors"
-        part = _rank_part(shape, config, name, whole, rank)
-        writer.write(file, f"transformer.layers.{local}.{name}", iter([part]))
-
-
-def write_ends(
-    writer: TensorWriter, shape: ModelShape, config: CheckpointConfig, tensors: CheckpointTensors, progress: Progress
-) -> None:
-    """Write what is outside of layers."""
-    norm = "transformer.ln_f.weight"
-    for rank in range(config.world_size - config.tp_size, config.world_size):
-        writer.write(f"rank{rank}.safetensors", norm, iter([tensors.tensor(norm)]))
-    layout = RanksLayout(config.num_hidden_layers, config.tp_size, config.pp_size)
-    copy_vocabulary(writer, tensors.weights, tensors.head, tensors.dtype, layout, shape.vocab_size, progress)
+    tensors.write_ends(files, progress)
 
 
 def _check(source: ModelFolder, tensors: CheckpointTensors, config: CheckpointConfig) -> None:

@@ -1,7 +1,8 @@
-"""Layout of a checkpoint: file and name of each tensor of an exported layer.
+"""Layout of a checkpoint: file and name of each tensor, and which part of it a rank has.
 
 ModelOpt exports a model of one layer (`pipelines.compress.one_layer`) as it exports any model. All layers have the same
-shapes, so this export of the first one says what the files of the whole model contain.
+shapes, so this export of the first one says what the files of the whole model contain. `RankFiles` takes whole tensors
+instead.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.checkpoint.tensors import ITEM_BYTES, TensorInfo, read_header
+from pipelines.checkpoint.verify import expected_tensors
 from pipelines.compress.model_folder import EMBEDDING, FIRST, HEAD, ModelWeights, TensorWriter
+from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import Progress
 
 _SHARD_BYTES = 10 * 10**9  # ModelOpt's default
 
 
-_LAYER = "transformer.layers.0."
+_LAYERS = "transformer.layers."
 _COPIED = {"transformer.vocab_embedding.weight": EMBEDDING, "lm_head.weight": HEAD}
 
 
@@ -60,7 +64,8 @@ class RanksLayout:
                 shape = info.shape
                 if name in _COPIED:
                     shape = (math.ceil(vocab_size / self.tp_size), *shape[1:])
-                for place in self._places(tp_rank, name):
+                for number in range(self.layers if name.startswith(_LAYERS) else 1):
+                    place = self.place(tp_rank, _renumbered(name, number))
                     files[place.file][place.name] = (info.dtype, shape)
         return TensorWriter.create(out_dir, files)
 
@@ -72,15 +77,15 @@ class RanksLayout:
         """Yield where each tensor of the exported layer goes, and where it is now."""
         for tp_rank in range(self.tp_size):
             for name, info in read_header(exported / self._file(0, tp_rank)).items():
-                if name.startswith(_LAYER):
-                    yield self._places(tp_rank, name)[number], exported / self._file(0, tp_rank), info
+                if name.startswith(_LAYERS):
+                    yield self.place(tp_rank, _renumbered(name, number)), exported / self._file(0, tp_rank), info
 
     def others(self, exported: Path) -> Copies:
         """Yield the same for tensors outside of layers that the export of one layer contains as they are."""
         for tp_rank in range(self.tp_size):
             for name, info in read_header(exported / self._file(0, tp_rank)).items():
-                if not name.startswith(_LAYER) and name not in _COPIED:
-                    yield self._places(tp_rank, name)[0], exported / self._file(0, tp_rank), info
+                if not name.startswith(_LAYERS) and name not in _COPIED:
+                    yield self.place(tp_rank, name), exported / self._file(0, tp_rank), info
 
     def copied(self, writer: TensorWriter, vocab_size: int) -> Iterator[tuple[TensorPlace, Rows]]:
         """Yield the tensors that are copied from the model folder; `Rows.source` is EMBEDDING or HEAD.
@@ -91,7 +96,7 @@ class RanksLayout:
         for tp_rank in range(self.tp_size):
             start = min(tp_rank * rows, vocab_size)
             for name, source in _COPIED.items():
-                place = self._places(tp_rank, name)[0]
+                place = self.place(tp_rank, name)
                 if place.name in writer.names(place.file):
                     yield place, Rows(source, start, min(start + rows, vocab_size))
 
@@ -106,19 +111,83 @@ class RanksLayout:
     def _names(self) -> list[str]:
         return [f"rank{rank}.safetensors" for rank in range(self.tp_size * self.pp_size)]
 
-    def _places(self, tp_rank: int, name: str) -> list[TensorPlace]:
-        """Return where a tensor goes: of a layer, for every layer; the rest is on the first or the last stage."""
-        if name.startswith(_LAYER):
-            rest, per_stage = name.removeprefix(_LAYER), self.layers // self.pp_size
-            return [
-                TensorPlace(self._file(number // per_stage, tp_rank), f"transformer.layers.{number % per_stage}.{rest}")
-                for number in range(self.layers)
-            ]
-        stage = 0 if _COPIED.get(name) == EMBEDDING else self.pp_size - 1
-        return [TensorPlace(self._file(stage, tp_rank), name)]
+    def place(self, tp_rank: int, name: str) -> TensorPlace:
+        """Return where a tensor-parallel rank has a tensor, by its name in a checkpoint of one rank."""
+        if not name.startswith(_LAYERS):
+            return TensorPlace(self._file(0 if _COPIED.get(name) == EMBEDDING else self.pp_size - 1, tp_rank), name)
+        stage, local = divmod(int(name.split(".", 3)[2]), self.layers // self.pp_size)
+        return TensorPlace(self._file(stage, tp_rank), _renumbered(name, local))
 
     def _file(self, stage: int, tp_rank: int) -> str:
         return f"rank{stage * self.tp_size + tp_rank}.safetensors"
+
+
+def _renumbered(name: str, number: int) -> str:
+    """Return the name of the same tensor in another layer; names outside of layers stay."""
+    return f"{_LAYERS}{number}.{name.split('.', 3)[3]}" if name.startswith(_LAYERS) else name
+
+
+_BY_INPUTS = ("attention.dense.weight", "mlp.proj.weight")  # and the scales of those weights
+"""Split over ranks by their inputs; all other tensors of linears by their outputs."""
+_BY_OUTPUTS = ("mlp.fc", "mlp.gate")
+_OF_EXPERTS = ("mlp.fc.weight", "mlp.proj.weight")  # and their scales
+
+
+class RankFiles:
+    """The files of all ranks, for tensors that are known as a checkpoint of one rank has them.
+
+    Attributes:
+        writer: of the files.
+        layout: of the files.
+    """
+
+    def __init__(self, shape: ModelShape, config: CheckpointConfig, out_dir: Path, *, begun: bool = False) -> None:
+        """Create the files, with headers and room; or open those that a killed run has created."""
+        self._shape, self._config = shape, config
+        self.layout = RanksLayout(config.num_hidden_layers, config.tp_size, config.pp_size)
+        if begun:
+            self.writer = self.layout.reopen(out_dir)
+            return
+        ranks = [expected_tensors(config, rank) for rank in range(config.world_size)]
+        files = [{name: (each.dtype, each.shape) for name, each in rank.items()} for rank in ranks]
+        self.writer = TensorWriter.create(out_dir, {f"rank{rank}.safetensors": each for rank, each in enumerate(files)})
+
+    def write(self, name: str, whole: torch.Tensor) -> None:
+        """Write each rank's part of a tensor, neither of the embedding nor of the head."""
+        for tp_rank in range(self._config.tp_size):
+            place = self.layout.place(tp_rank, name)
+            self.writer.write(*place, iter([self._part(name.split(".", 3)[-1], whole, tp_rank)]))
+
+    def _part(self, name: str, whole: torch.Tensor, rank: int) -> torch.Tensor:
+        """Return a tensor-parallel rank's part of a tensor, by its name within the layer.
+
+        With more ranks than key and value heads, neighbouring ranks have the same head.
+        """
+        config, shape, tp_size = self._config, self._shape, self._config.tp_size
+        if tp_size == 1 or whole.shape == (1,):
+            return whole
+        of_experts = config.experts is not None and name.startswith(_OF_EXPERTS)
+        if of_experts and whole.dim() > 1:  # [E, 1] is a scale of each expert; up and gate are one
+            number, rank = rank % config.moe_ep_size, rank // config.moe_ep_size
+            whole, shared = whole.chunk(config.moe_ep_size)[number], tp_size // config.moe_ep_size
+            if whole.dim() == 2:
+                return whole
+            if name.startswith(_BY_INPUTS):
+                return whole.chunk(shared, dim=2)[rank]
+            return torch.cat([half.chunk(shared, dim=1)[rank] for half in whole.chunk(2, dim=1)], dim=1)
+        if name.startswith(_BY_INPUTS):
+            return whole.chunk(tp_size, dim=1)[rank]
+        if name.startswith("mlp.fc") and shape.family.fused_linears:
+            return torch.cat([half.chunk(tp_size)[rank] for half in whole.chunk(2)])
+        if name.startswith(_BY_OUTPUTS):
+            return whole.chunk(tp_size)[rank]
+        if not name.startswith("attention.qkv."):
+            return whole
+        heads = (shape.num_attention_heads, *[shape.num_key_value_heads] * 2)
+        width = len(whole) // sum(heads)  # of a head, or half of it where two outputs share a byte
+        rows = torch.split(whole, [count * width for count in heads])
+        parts = [min(count, tp_size) for count in heads]
+        return torch.cat([each.chunk(n)[rank * n // tp_size] for each, n in zip(rows, parts, strict=True)])
 
 
 class FolderLayout:

@@ -19,7 +19,7 @@ import torch
 
 from pipelines.compress.calibration import CalibrationSet, PassEnded, checked
 from pipelines.compress.model_folder import FIRST, fill, raw
-from pipelines.compress.moments import searched_by_moments
+from pipelines.compress.moments import AwqSearch
 from pipelines.compress.one_layer import LayerSource
 from pipelines.host.files import sync
 
@@ -55,25 +55,32 @@ class HiddenStates:
             for batch in self._data.batches:
                 file.write(raw(self._source.first_states(batch)))
 
-    def passes(self, number: int, *, write: bool = True, cache_alone: bool = False) -> Callable[[Any], None]:
+    def passes(
+        self, number: int, *, write: bool = True, cache_alone: bool = False, rounds_cache: bool = False
+    ) -> Callable[[Any], None]:
         """Return what ModelOpt calls to run a model of one layer, which is layer `number`, over all batches.
 
         Each call is the next pass. It keeps the outputs as inputs of the next layer if `write` is true. Otherwise only
         its effect on the quantizers counts, and it ends within the layer if those of the KV cache are the only ones.
+        If they are among them (`rounds_cache`), the second pass differs from the first.
 
         Raises:
             UserError: raised by the function if an activation is NaN or infinite; names the first module.
         """
-        runs = itertools.count(1)
+        runs, search = itertools.count(1), AwqSearch(rereads=rounds_cache)
 
         def forward(model: Any) -> None:
             run, layer = next(runs), model.model.layers[0]
-            with torch.no_grad(), searched_by_moments(layer):
+
+            def run_pass() -> None:
                 if write:
                     self.write(number + 1, run, self.outputs(layer, number, run))
                     return
                 with _ending_after(layer.self_attn.v_bmm_quantizer) if cache_alone else nullcontext():
                     deque(self.outputs(layer, number, run), maxlen=0)
+
+            with torch.no_grad():
+                search.run(layer, run_pass)
 
         return forward
 

@@ -32,13 +32,11 @@ from pipelines.compress.by_tensor import (
     CheckpointTensors,
     Split,
     checkpoint_config,
-    create_ranks,
     names_of,
     quantization_block,
-    write_ends,
-    write_parts,
 )
 from pipelines.compress.calibration import calibration_facts
+from pipelines.compress.checkpoint_layout import RankFiles
 from pipelines.compress.config import CalibrationSettings
 from pipelines.compress.contexts import BATCHES, gpu_memory_named
 from pipelines.compress.model_folder import ModelFolder, torch_dtype
@@ -176,21 +174,21 @@ def import_folder(
         mixed["quantized_layers"] = _layer_blocks(folder, layers)
         (out_dir / LAYERS_FILE).write_text(json.dumps(mixed, indent=2) + "\n", encoding="utf-8")
     config = CheckpointConfig.load(out_dir)
-    expected, writer = expected_tensors(config, 0), create_ranks(config, out_dir)
+    expected, files = expected_tensors(config, 0), RankFiles(source.shape, config, out_dir)
     scales = []
     with progress.task("importing", layers, "layers") as advance:
         for layer in range(layers):
             rest = [*layer_tensors(config, prefix := f"transformer.layers.{layer}")]
             for name, tensor in folder.layer(layer, expected):
-                write_parts(writer, source.shape, config, layer, name, tensor)
+                files.write(f"{prefix}.{name}", tensor)
                 rest.remove(name)
-            for name in rest:
+            for name in [f"{prefix}.{name}" for name in rest]:
                 if name.endswith(KV_SCALE):
-                    scales.append(f"{prefix}.{name}")
+                    scales.append(name)
                 else:
-                    write_parts(writer, source.shape, config, layer, name, folder.rest.tensor(f"{prefix}.{name}"))
+                    files.write(name, folder.rest.tensor(name))
             advance(1)
-    write_ends(writer, source.shape, config, folder.rest, progress)
+    folder.rest.write_ends(files, progress)
     data, tool = None, {}
     if scales:
         from pipelines.compress import imported_cache, modelopt_door
@@ -201,8 +199,8 @@ def import_folder(
             )
         tool = {"nvidia-modelopt": modelopt_door.VERSION}
         for name in scales:
-            writer.write("rank0.safetensors", name, iter([calibrated[name]]))
-    writer.sync()
+            files.write(name, calibrated[name])
+    files.writer.sync()
     seconds = time.monotonic() - began if data else 0.0
     return {**describe(out_dir), "calibration": calibration_facts(data, seconds), "tool": tool}
 

@@ -18,7 +18,7 @@ import torch
 from pipelines.compress.calibration import PassEnded
 
 _ROWS = 1024
-"""Rows of a matrix that are computed at once; what is right of their last diagonal element is left out."""
+"""Rows of a matrix that are computed at once; of moments, what is right of their last diagonal element is left out."""
 
 
 class Moments:
@@ -107,23 +107,41 @@ def observed(
 # errors: of a batch of n inputs x, the sum of |D x|^2 / (n O), with D the difference of the weights. So one sum of
 # x x^T / n tells the loss of every strength, up to the rounding of outputs to 16 bit.
 #
-# ModelOpt 0.37 and 0.47 are alike in what this relies on: while it searches, a linear has an `awq_lite` and a `forward`
-# that adds to the loss of each strength the mean square of what `_forward_no_awq` returns less the same without
-# quantization.
+# ModelOpt 0.37 and 0.47 are alike in what this relies on: while it calibrates, a linear has an `awq_lite`, which counts
+# the batches of the first pass, and in the second one a `forward` that adds to the loss of each strength the mean
+# square of what `_forward_no_awq` returns less the same without quantization. Neither pass rounds inputs or weights.
+
+
+class AwqSearch:
+    """The passes of a calibration through a model; those in which AWQ searches are replaced, others just run."""
+
+    def __init__(self, *, rereads: bool) -> None:
+        """Prepare.
+
+        Args:
+            rereads: whether the second pass has other inputs than the first one, because it rounds the KV cache.
+        """
+        self._rereads, self._moments = rereads, list[Moments]()
+
+    def run(self, model: torch.nn.Module, run_pass: Callable[[], None]) -> None:
+        """Run a pass if its inputs or outputs are needed, and search if it is the second one of AWQ."""
+        linears: dict[str, Any] = {name: each for name, each in model.named_modules() if hasattr(each, "awq_lite")}
+        searches = any(linear.awq_lite.num_cache_steps for linear in linears.values())
+        if not linears or (self._rereads and not searches):
+            run_pass()
+            return
+        if self._rereads or not searches:
+            with _searching_nothing(linears if searches else {}), observed(linears, mean=True) as self._moments:
+                run_pass()
+        while searches and self._moments:
+            moments = self._moments.pop()
+            for name in moments.linears:
+                _search(linears[name], moments)
 
 
 @contextmanager
-def searched_by_moments(model: torch.nn.Module) -> Iterator[None]:
-    """Search after the passes of this context what they would have searched; does nothing unless AWQ searches."""
-    # those whose inputs AWQ has seen in its first pass, so that it searches in this one
-    linears: dict[str, Any] = {
-        name: each
-        for name, each in model.named_modules()
-        if getattr(getattr(each, "awq_lite", None), "num_cache_steps", 0)
-    }
-    if not linears:
-        yield
-        return
+def _searching_nothing(linears: Mapping[str, Any]) -> Iterator[None]:
+    """Let linears compute as they are while AWQ would search."""
     forwards = {name: linear.forward for name, linear in linears.items()}
 
     def forward(linear: Any, inputs: torch.Tensor) -> torch.Tensor:
@@ -135,29 +153,27 @@ def searched_by_moments(model: torch.nn.Module) -> Iterator[None]:
     for linear in linears.values():
         linear.forward = partial(forward, linear)
     try:
-        with observed(linears, mean=True) as moments:
-            yield
-        for each in moments:
-            for name in each.linears:
-                _search(linears[name], forwards[name], each)
+        yield
     finally:
         for name, linear in linears.items():
             linear.forward = forwards[name]
 
 
-def _search(linear: Any, forward: Any, moments: Moments) -> None:
+def _search(linear: Any, moments: Moments) -> None:
     """Let ModelOpt search with one number for the outputs: the root of their mean squared error."""
-    compute, weight_oi = linear._forward_no_awq, linear.weight.float()
+    compute, weight_oi = linear._forward_no_awq, linear.weight
 
     def root(_: torch.Tensor) -> torch.Tensor:
+        loss = torch.zeros(1, device=weight_oi.device)
         if not linear.weight_quantizer.is_enabled:
-            return torch.zeros(1, device=weight_oi.device)
-        used_oi = linear.weight_quantizer(linear.weight).float().mul_(linear.input_quantizer.pre_quant_scale)
-        loss: torch.Tensor = moments.error(used_oi.sub_(weight_oi)) / len(weight_oi)
-        return torch.sqrt(loss.clamp_(min=0))
+            return loss
+        factor_i, used_oi = linear.input_quantizer.pre_quant_scale, linear.weight_quantizer(weight_oi)
+        for used, weight in zip(torch.split(used_oi, _ROWS), torch.split(weight_oi, _ROWS), strict=True):
+            loss += moments.error(used.float().mul_(factor_i).sub_(weight))
+        return torch.sqrt(loss.div_(len(weight_oi)).clamp_(min=0))
 
     linear._forward_no_awq = root
-    forward(weight_oi)
+    linear.forward(weight_oi)
     linear._forward_no_awq = compute
     for quantizer in (linear.input_quantizer, linear.weight_quantizer):  # left over from the last strength
         if hasattr(quantizer, "_pre_quant_scale"):

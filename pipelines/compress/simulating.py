@@ -378,7 +378,9 @@ class LayerQuantizer:
         if number == 0:
             states.begin()
         if not self._sequential:
-            passes = states.passes(number, write=not last, cache_alone=self._cache_alone)
+            passes = states.passes(
+                number, write=not last, cache_alone=self._cache_alone, rounds_cache=has_cache(config)
+            )
             return check_calibrated(modelopt_door.simulate(model, config, passes), shown)
         cache = states.passes(number, write=False, cache_alone=True) if has_cache(config) else None
         model = check_calibrated(modelopt_door.simulate(model, config, cache), shown)

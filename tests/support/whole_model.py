@@ -69,15 +69,14 @@ def _awq(source, spec, texts, calibration, dtype, device, progress):
     from pipelines.compress.calibration import forward_passes
     from pipelines.compress.contexts import f32_products
     from pipelines.compress.loading import load_model
-    from pipelines.compress.moments import searched_by_moments
+    from pipelines.compress.moments import AwqSearch
     from pipelines.compress.simulating import prepared
 
     config, data = prepared(source, spec, texts, calibration, device, progress)
-    passes = forward_passes(data, progress, device)
+    passes, search = forward_passes(data, progress, device), AwqSearch(rereads=True)
 
     def forward(model: Any) -> None:
-        with searched_by_moments(model):
-            passes(model)
+        search.run(model, lambda: passes(model))
 
     with f32_products():
         return modelopt_door.simulate(load_model(source, dtype, device), config, forward)

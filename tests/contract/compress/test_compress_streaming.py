@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -94,7 +93,7 @@ def test_awq_compares_strengths_by_the_losses_of_modelopt(models, texts, tmp_pat
     texts, calibration = [*texts, texts[0][:40], texts[0][:50]], CalibrationSettings(size=8, seq_len=24, batch_size=1)
     quantize(models["llama"], tmp_path / "ours", spec_of(QFormat.INT4_AWQ), texts, calibration)
     ours, losses[:] = torch.tensor(losses), []
-    monkeypatch.setattr(moments, "searched_by_moments", lambda _: nullcontext())
+    monkeypatch.setattr(moments.AwqSearch, "run", lambda _search, _model, run_pass: run_pass())
     quantize_whole(models["llama"], tmp_path / "theirs", spec_of(QFormat.INT4_AWQ), texts, calibration)
     assert ours.shape[0] == 14
     torch.testing.assert_close(ours, torch.tensor(losses), rtol=0.01, atol=0)
@@ -107,7 +106,8 @@ def test_awq_compares_strengths_by_the_losses_of_modelopt(models, texts, tmp_pat
         (QFormat.INT4_RTN, KvFormat.FP8, {"k": [1, 1], "whole": [1, 0]}),
         (QFormat.FP8, KvFormat.AUTO, {"k": [1, 1], "whole": [1, 1]}),
         (QFormat.INT8_SQ, KvFormat.AUTO, {"k": [1, 1], "whole": [1, 1]}),
-        (QFormat.INT4_AWQ, KvFormat.AUTO, {"k": [2, 2], "whole": [2, 2]}),
+        (QFormat.INT4_AWQ, KvFormat.AUTO, {"k": [1, 1], "whole": [1, 1]}),
+        (QFormat.INT4_AWQ, KvFormat.FP8, {"k": [2, 2], "whole": [2, 2]}),
         (QFormat.INT4_GPTQ, KvFormat.AUTO, {"k": [2, 1], "whole": [1, 0]}),
         (QFormat.INT4_GPTQ, KvFormat.INT8, {"k": [3, 2], "whole": [1, 0]}),
     ],
@@ -115,7 +115,7 @@ def test_awq_compares_strengths_by_the_losses_of_modelopt(models, texts, tmp_pat
 def test_a_layer_runs_only_for_what_the_checkpoint_depends_on(
     qformat, kv_cache, passes, models, texts, tmp_path, monkeypatch
 ) -> None:
-    """Before, INT4 by rounding ran every text, GPTQ ran them once more, and the last layer wrote inputs of no layer.
+    """Before, INT4 by rounding ran every text, GPTQ and AWQ ran them once more, and the last layer wrote inputs.
 
     A pass that ends within the layer is not `whole`.
     """
