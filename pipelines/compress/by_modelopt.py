@@ -15,7 +15,6 @@ from pipelines.checkpoint.describe import describe
 from pipelines.checkpoint.unified import describe_unified
 from pipelines.compress import modelopt_door, transformers_door
 from pipelines.compress.calibration import (
-    CalibrationSet,
     ProgressRecord,
     calibrated_on,
     calibration_facts,
@@ -57,25 +56,6 @@ def unified_config(hf_config: Mapping[str, Any], dtype: str, quantization: Mappi
     return config | ({"quantization_config": dict(quantization)} if quantization else {})
 
 
-@dataclass(slots=True)
-class _Exported:
-    """A checkpoint as ModelOpt exports it.
-
-    Attributes:
-        data: what was calibrated on; None if nothing was.
-        seconds: of calibration and export.
-        search: record of a search; None without.
-        record: of layers; None if the model was held as a whole.
-        experts: tokens that calibration sent to each expert of a mixture; None for a dense model.
-    """
-
-    data: CalibrationSet | None
-    seconds: float
-    search: dict[str, Any] | None = None
-    record: ProgressRecord | None = None
-    experts: dict[str, Any] | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class QuantizeTask:
     """What to make of a model; see `pipelines.compress.quantizing.quantize`."""
@@ -99,26 +79,24 @@ def quantize_by_modelopt(task: QuantizeTask, out_dir: Path, progress: Progress) 
         whole = spec.searches or source.shape.num_experts > 1
         way = _whole if whole else _by_layer
         with gpu_memory_named("quantizing", BATCHES):
-            done = way(task, out_dir, progress)
+            facts, record = way(task, out_dir, progress)
     unified = task.layout == "hugging_face"
     if unified:
         correct_unified(out_dir, source.config, task.dtype)
     else:
         correct_export(out_dir, source.config, spec)
-    if done.record is not None:
-        done.record.close()
+    if record is not None:
+        record.close()
     return {
         **(describe_unified(out_dir) if unified else describe(out_dir)),
-        "calibration": calibration_facts(done.data, done.seconds),
-        **({"search": done.search} if done.search else {}),
-        **({"experts": done.experts} if done.experts else {}),
+        **facts,
         "device": task.device,
         "tool": {"nvidia-modelopt": modelopt_door.VERSION},
     }
 
 
-def _by_layer(task: QuantizeTask, out_dir: Path, progress: Progress) -> _Exported:
-    """Calibrate and export one layer after another; go on where a run was stopped."""
+def _by_layer(task: QuantizeTask, out_dir: Path, progress: Progress) -> tuple[dict[str, Any], ProgressRecord | None]:
+    """Calibrate and export one layer after another, go on where a run was stopped; return facts and the record."""
     source, spec, calibration = task.source, task.spec, task.calibration
     config, data = prepared(source, spec, task.texts, calibration, task.device, progress)
     layers = LayerSource(source, task.dtype, task.device, rows=64 * task.tp_size)
@@ -146,10 +124,11 @@ def _by_layer(task: QuantizeTask, out_dir: Path, progress: Progress) -> _Exporte
             sequential=FORMATS[spec.quant.qformat].sequential,
         )
         quantize_layers(quantizer, layers, files, out_dir, record, calibration.seed, progress)
-    return _Exported(data, record.notes["seconds"], record=record)
+    return {"calibration": calibration_facts(data, record.notes["seconds"])}, record
 
 
-def _whole(task: QuantizeTask, out_dir: Path, progress: Progress) -> _Exported:
+def _whole(task: QuantizeTask, out_dir: Path, progress: Progress) -> tuple[dict[str, Any], ProgressRecord | None]:
+    """Calibrate and export the whole model in memory; return facts, with the record of a search and of experts."""
     began, source, dtype = time.monotonic(), task.source, torch_dtype(task.dtype)
     done = simulated(source, task.spec, task.texts, task.calibration, task.dtype, task.device, progress)
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -159,4 +138,5 @@ def _whole(task: QuantizeTask, out_dir: Path, progress: Progress) -> _Exported:
         else:
             split = {"tp_size": task.tp_size, "pp_size": task.pp_size}
             modelopt_door.export(done.model, source.shape.family, dtype, out_dir, **split)
-    return _Exported(done.data, time.monotonic() - began, done.search, experts=done.experts)
+    facts = {"calibration": calibration_facts(done.data, time.monotonic() - began)}
+    return facts | {name: each for name in ("search", "experts") if (each := getattr(done, name))}, None

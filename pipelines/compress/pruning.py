@@ -279,7 +279,7 @@ def _drop_layers(
             dropped.append(least)
             losses.append(round(without[least], 6))
             record.complete(len(dropped))
-    folder = PrunedFolder(source, out_dir, remaining, lambda _name, was: was)
+    folder = PrunedFolder(source, out_dir, remaining)
     folder.create()
     return folder
 

@@ -97,7 +97,7 @@ def sparsify(
     facts: dict[str, Any] = {"method": sparsity.method, "device": device, "calibration": seen}
     if errors:
         facts["relative_output_error"] = {name: sum(values) / len(values) for name, values in errors.items()}
-    return facts | count_zeros([out_dir / path.name for path in source.weight_files], pruned)
+    return facts | count_zeros([out_dir / path.name for path in weight_files(model_dir)], pruned)
 
 
 def _prune_layers(
@@ -109,14 +109,14 @@ def _prune_layers(
     progress: Progress,
 ) -> set[str]:
     """Prune the layers that `record` does not know yet, and return the names of all pruned weights."""
-    where = {name: path for path in source.weight_files for name in read_header(path)}
     linears = [f"{name}.weight" for name in LINEARS if f"{name}.weight" in layers.names]
+    pruned = {f"{LAYER}{number}.{name}" for number in range(layers.layers) for name in linears}
+    folder = PrunedFolder(source, out_dir, [*range(layers.layers)])
     if record.layers:
-        writer = TensorWriter(out_dir, [path.name for path in source.weight_files])
+        writer = folder.reopen()
         record.announce(layers.layers, progress)
     else:
-        replaced = {f"model.layers.{number}.{name}" for number in range(layers.layers) for name in linears}
-        writer = _copied(source, out_dir, replaced, progress)
+        writer = folder.create(pruned)
         if states is not None:
             states.begin()
     method = "by magnitude" if states is None else "with sparsegpt"
@@ -133,31 +133,13 @@ def _prune_layers(
                     with torch.no_grad():
                         states.write(number + 1, 1, states.outputs(model.model.layers[0], number, 1))
             for name in linears:
-                full = f"model.layers.{number}.{name}"
-                file, stored = where[full].name, layers.weights.dtype(full)
-                weight = model.model.layers[0].get_parameter(name).detach().to("cpu", stored)
-                writer.write(file, full, iter([weight]))
+                full = f"{LAYER}{number}.{name}"
+                weight = model.model.layers[0].get_parameter(name).detach().to("cpu", layers.weights.dtype(full))
+                writer.write(folder.file(full), full, iter([weight]))
             writer.sync()
             record.complete(number + 1)
             advance(1)
-    return {f"model.layers.{number}.{name}" for number in range(layers.layers) for name in linears}
-
-
-def _copied(source: ModelFolder, out_dir: Path, replaced: Set[str], progress: Progress) -> TensorWriter:
-    """Copy every tensor that is not replaced later, into files as the safetensors library would save them."""
-    names = [path.name for path in source.weight_files]
-    for path in source.weight_files:
-        layout = {name: (info.dtype, info.shape) for name, info in read_header(path).items()}
-        with safe_open(path, framework="pt") as shard:
-            TensorWriter.create(out_dir, {path.name: layout}, shard.metadata())
-    writer = TensorWriter(out_dir, names)
-    with progress.task("copying", len(names), "files") as advance:
-        for path in source.weight_files:
-            for name, info in read_header(path).items():
-                if name not in replaced:
-                    writer.copy(path.name, name, path, info)
-            advance(1)
-    return writer
+    return pruned
 
 
 def _prune_by_sparsegpt(layer: torch.nn.Module, states: HiddenStates, number: int, record: ProgressRecord) -> None:
@@ -228,7 +210,9 @@ class PrunedFolder:
         kept: layers that stay, by their number in the original model.
     """
 
-    def __init__(self, source: ModelFolder, out_dir: Path, layers: list[int], smaller: Smaller) -> None:
+    def __init__(
+        self, source: ModelFolder, out_dir: Path, layers: list[int], smaller: Smaller = lambda _name, was: was
+    ) -> None:
         """Decide which tensor goes where; nothing is written."""
         self._source, self._out_dir, self.kept = source, out_dir, layers
         self._numbers = {old: new for new, old in enumerate(layers)}
@@ -245,8 +229,12 @@ class PrunedFolder:
     def _files(self) -> list[str]:
         return sorted({file for file, _, _ in self._places.values()})
 
-    def create(self) -> TensorWriter:
-        """Write the headers, and copy every tensor that does not change."""
+    def file(self, name: str) -> str:
+        """Return the file of a tensor, by its name in the original model."""
+        return self._places[name][0]
+
+    def create(self, pruned: Set[str] = frozenset()) -> TensorWriter:
+        """Write the headers, and copy every tensor that neither becomes smaller nor is one of `pruned`."""
         for file in self._files:
             tensors = ((old, new, shape) for old, (at, new, shape) in self._places.items() if at == file)
             layout = {new: (self._stored[old][1].dtype, shape) for old, new, shape in tensors}
@@ -255,7 +243,7 @@ class PrunedFolder:
         writer = self.reopen()
         for name, (file, new, shape) in self._places.items():
             path, info = self._stored[name]
-            if shape == info.shape:
+            if shape == info.shape and name not in pruned:
                 writer.copy(file, new, path, info)
         writer.sync()
         return writer

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +27,7 @@ from safetensors.torch import load_file, save_file
 
 from pipelines.checkpoint.tensors import read_header
 from pipelines.compress import transformers_door
-from pipelines.compress.calibration import new_files_removed, stamp
+from pipelines.compress.calibration import ProgressRecord, new_files_removed, stamp
 from pipelines.compress.config import RecoverSettings
 from pipelines.compress.contexts import muted
 from pipelines.compress.loading import load_tokenizer
@@ -39,7 +38,7 @@ from pipelines.compress.specs import RecoverySpec
 from pipelines.compress.texts import token_ids
 from pipelines.compress.training import TrainingJob, last_checkpoint, train
 from pipelines.domain.errors import ContinuableError, Fault, UserError
-from pipelines.domain.progress import PARTIAL, SILENT, Advance, Progress
+from pipelines.domain.progress import SILENT, Advance, Progress
 from pipelines.host.files import write_json
 from pipelines.host.supervised import SupervisedProcess
 from pipelines.settings.paths import PROJECT_ROOT
@@ -214,8 +213,6 @@ def main(folder: Path) -> None:
 
 LEAST_SEQUENCES = 2
 PRUNED = tuple(f"{linear}.weight" for linear in LINEARS)
-IDENTITY = "recovery.json"
-"""What determines the result, beside the Trainer's checkpoints."""
 
 
 def recover(
@@ -256,11 +253,11 @@ def recover(
         if teacher_dir is not None:
             _check_teacher(source, look_at(teacher_dir))
         with new_files_removed(out_dir):
-            folder = _work_folder(out_dir, source, teacher_dir, spec, blocks, device)
-            job = TrainingJob(model_dir, teacher_dir, out_dir, folder, spec, device)
+            record = _begun(out_dir, source, teacher_dir, spec, blocks, device)
+            job = TrainingJob(model_dir, teacher_dir, out_dir, record.folder, spec, device)
             report = (train if spec.processes == 1 else train_in_processes)(job, blocks, progress)
             link_small_files(model_dir, out_dir)
-            shutil.rmtree(folder)
+            record.close()
     facts: dict[str, Any] = {
         "method": spec.recover.method,
         "device": device,
@@ -318,10 +315,10 @@ def _check_teacher(source: ModelFolder, teacher: ModelFolder) -> None:
     )
 
 
-def _work_folder(
+def _begun(
     out_dir: Path, source: ModelFolder, teacher: Path | None, spec: RecoverySpec, blocks: torch.Tensor, device: str
-) -> Path:
-    """Return the folder of the Trainer's checkpoints, empty unless it is of the same training."""
+) -> ProgressRecord:
+    """Return the record whose folder has the Trainer's checkpoints, and is empty unless it is of the same training."""
     peft = [metadata.version("peft")] if spec.recover.lora_rank else []
     identity = {
         "recover": TypeAdapter(RecoverySpec).dump_python(spec, mode="json"),
@@ -331,16 +328,9 @@ def _work_folder(
         "device": device,
         "tools": [torch.__version__, transformers_door.VERSION, *peft],
     }
-    folder, identity = out_dir / PARTIAL, json.loads(json.dumps(identity, default=str))
-    try:
-        same = json.loads((folder / IDENTITY).read_text()) == identity
-    except (OSError, ValueError):
-        same = False
-    if not same:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        write_json(folder / IDENTITY, identity)
-    return folder
+    record = ProgressRecord(out_dir, identity)
+    record.complete(0)
+    return record
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ def test_other_settings_begin_anew(tmp_path: Path) -> None:
     """What another training has left is not taken for its own."""
     left = tmp_path / "out" / PARTIAL
     (left / "checkpoint-2").mkdir(parents=True)
-    (left / "recovery.json").write_text(json.dumps({"recover": "another"}))
+    (left / "layers.json").write_text(json.dumps({"identity": "another"}))
     facts = recover(LLAMA, LLAMA, tmp_path / "out", recovery_spec("distill", rounding=INT4, **SHORT), texts())
     assert facts["steps"] == 4
 
