@@ -94,7 +94,9 @@ def by_modelopt(model: Path, out: Path, qformat: str, texts: int) -> None:
 
     spec = _asked(qformat, texts)[0]
     whole: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
-    config = modelopt_config(spec, look_at(model).shape.family, lambda name: getattr(mtq, name))
+    config: Any = modelopt_config(spec, look_at(model).shape.family, lambda name: getattr(mtq, name))
+    if qformat == "int4_gptq":  # this project has its own, for which ModelOpt only finds scales
+        config["algorithm"] = {"method": "gptq", "layerwise": {"enable": True}}
     loop = create_forward_loop(dataloader=[{"input_ids": batch} for batch in batches(model, qformat, texts)])
     with torch.no_grad():
         export_hf_checkpoint(mtq.quantize(whole, config, loop), dtype=torch.bfloat16, export_dir=out)
