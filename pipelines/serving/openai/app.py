@@ -24,6 +24,7 @@ from pipelines.serving.openai.bodies import REFUSAL_PAUSE_S, BodyLimit, Limits
 from pipelines.serving.openai.errors import CLIENT_CLOSED, ApiError, shortened
 from pipelines.serving.openai.generate import Fields, answers, generate_events, only_answer
 from pipelines.serving.openai.generation import Completion, Prompt, before, collect_all, too_slow
+from pipelines.serving.openai.harmony import HarmonyReader
 from pipelines.serving.openai.metrics import CONTENT_TYPE, AnswerClock, ServiceMetrics
 from pipelines.serving.openai.pictures import fetched
 from pipelines.serving.openai.prepare import Prepared, ServedModel, read_request, with_rows
@@ -284,6 +285,8 @@ def _choices(prepared: Prepared, served: ServedModel, clock: Callable[[], Answer
         served.repository.skips_special_tokens if sampling.skip_special_tokens is None else sampling.skip_special_tokens
     )
     skip = skip and prepared.tools is not ToolForm.MISTRAL  # whose mark is a special token
+    calls = prepared.tools is ToolForm.HARMONY
+    reads = prepared.channels and (skip or calls)  # else the client wants to see how the answer is written
     return [
         Completion(
             index,
@@ -294,6 +297,7 @@ def _choices(prepared: Prepared, served: ServedModel, clock: Callable[[], Answer
             number=number,
             tools=prepared.tools,
             one_call=prepared.one_call,
+            channels=HarmonyReader(served.tokens, calls=calls) if reads else None,
             clock=clock(),
         )
         for index, (prompt, number) in enumerate(pairs)

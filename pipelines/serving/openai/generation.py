@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 from pipelines.serving.openai.errors import ApiError
+from pipelines.serving.openai.harmony import HarmonyReader
 from pipelines.serving.openai.inputs import InputTensor, ServedEngine, engine_inputs
 from pipelines.serving.openai.metrics import AnswerClock
 from pipelines.serving.openai.schema import Sampling
@@ -102,11 +103,13 @@ class TextDelta:
 
     Attributes:
         scores: of the tokens that began in it.
+        thoughts: text of a channel that is not meant for the user.
     """
 
     text: str
     scores: tuple[TokenScore, ...] = ()
     output_tokens: int = 0
+    thoughts: str = ""
 
 
 class TokenSource(Protocol):
@@ -142,6 +145,7 @@ class Completion:
         number: its number among the answers to the same prompt.
         tools: how the model writes calls of tools; None where the answer is none.
         one_call: whether the answer ends with the first call.
+        channels: sorts the tokens of a model that writes thoughts and calls in channels; None for any other.
         clock: measures it; None measures nothing.
         calls: of tools, instead of text.
         queued_s: seconds that it waited in the engine; None where the engine does not say.
@@ -155,9 +159,11 @@ class Completion:
     number: int = 0
     tools: ToolForm | None = None
     one_call: bool = False
+    channels: HarmonyReader | None = None
     clock: AnswerClock | None = None
     calls: tuple[ToolCall, ...] = ()
     text: str = ""
+    thoughts: str = ""
     scores: tuple[TokenScore, ...] = ()
     output_tokens: int = 0
     reused_blocks: int = 0
@@ -167,7 +173,7 @@ class Completion:
     async def run(self, source: TokenSource, sampling: Sampling) -> AsyncIterator[TextDelta]:
         """Yield the answer as it arrives; sets the counts, the calls of tools and the finish reason."""
         try:
-            if self.tools is None:
+            if self.tools is None or self.tools is ToolForm.HARMONY:
                 async with aclosing(self._all(source, sampling)) as deltas:  # type: ignore[type-var]
                     async for delta in deltas:
                         yield delta
@@ -187,6 +193,11 @@ class Completion:
             if self.clock is not None:
                 prompt_tokens = 0 if self.number else len(self.prompt.tokens)
                 self.clock.ended(prompt_tokens, self.output_tokens, self.finish_reason, self.queued_s)
+
+    @property
+    def thought_tokens(self) -> int:
+        """Tokens of the answer that are thoughts; see `HarmonyReader`."""
+        return 0 if self.channels is None else self.channels.thought_tokens
 
     @property
     def cached_tokens(self) -> int:
@@ -214,11 +225,18 @@ class Completion:
         if delta := output.rest():
             yield delta
         self.finish_reason = self._reason(stopped=output.stopped)
+        if self.channels is not None and self.tools is ToolForm.HARMONY:
+            self.calls, broken = self.channels.end(first=self.one_call)
+            if broken:
+                yield TextDelta(broken, output_tokens=self.output_tokens)
+            if self.calls and self.finish_reason == "stop":
+                self.finish_reason = "tool_calls"
 
     async def collect(self, source: TokenSource, sampling: Sampling) -> Completion:
         """Run to the end and store text and scores."""
         deltas = [delta async for delta in self.run(source, sampling)]
         self.text = "".join(delta.text for delta in deltas)
+        self.thoughts = "".join(delta.thoughts for delta in deltas)
         self.scores = tuple(score for delta in deltas for score in delta.scores)
         return self
 
@@ -257,9 +275,12 @@ class _OutputFilter:
                 self._choice.output_tokens -= token not in (self._sampling.stop_token_ids or ())
                 self.stopped = True
                 break
+            channels = self._choice.channels
+            if (joint := "" if channels is None else channels.push(token)) is None:
+                continue
             if part.log_probs is not None:
                 self._scores.append(TokenScore(token, part.log_probs[at], self._best(part, at), self._length))
-            text += self._stopped(self._text.push(token))
+            text += self._stopped(joint + self._text.push(token))
             if self._stops.stopped:
                 self.stopped = True
                 break
@@ -296,7 +317,8 @@ class _OutputFilter:
         self._out += len(text)
         due = [score for score in self._scores if last or score.start < self._out]
         self._scores = self._scores[len(due) :]
-        return TextDelta(text, tuple(due), self._choice.output_tokens) if text or due else None
+        thoughts = "" if self._choice.channels is None else self._choice.channels.take_thoughts()
+        return TextDelta(text, tuple(due), self._choice.output_tokens, thoughts) if text or due or thoughts else None
 
 
 async def before(deadline: float, items: AsyncIterator[Item]) -> AsyncIterator[Item]:

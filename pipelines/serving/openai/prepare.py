@@ -26,6 +26,7 @@ from pipelines.serving.openai.generate import (
     with_parameters,
 )
 from pipelines.serving.openai.generation import Prompt
+from pipelines.serving.openai.harmony import has_marks
 from pipelines.serving.openai.inputs import ServedEngine
 from pipelines.serving.openai.pictures import content_of, refused
 from pipelines.serving.openai.prompts import ChatTemplate
@@ -59,6 +60,7 @@ class ServedModel:
         created: time of the repository, seconds since 1970.
         fields: what its Triton models for clients take: model -> name of the input -> its type.
         pictures: how it takes pictures; None for a text model.
+        channels: whether answers to chats are written in harmony's channels.
     """
 
     engine: ServedEngine
@@ -67,6 +69,7 @@ class ServedModel:
     metrics_url: str
     fields: Mapping[str, Mapping[str, Field]]
     pictures: Pictures | None = None
+    channels: bool = False
 
     @property
     def repository(self) -> ModelRepository:
@@ -136,13 +139,15 @@ def served(repository: ModelRepository, metrics_url: str, chat_template: Path | 
     encoder, engine = repository.path / ENCODER_FOLDER, repository.path / ENGINE_FOLDER
     pictures = Pictures(encoder, engine, repository.max_images) if repository.max_images else None
     token = None if pictures is None else tokenizer.text([pictures.token])
+    template = ChatTemplate.load(repository.tokenizer, chat_template or _shipped(repository.tokenizer), token)
     return ServedModel(
         ServedEngine(tokenizer, repository),
-        ChatTemplate.load(repository.tokenizer, chat_template or _shipped(repository.tokenizer), token),
+        template,
         created=int(repository.path.stat().st_mtime),
         metrics_url=metrics_url,
         fields=read_fields(repository.path),
         pictures=pictures,
+        channels=template.channels and has_marks(tokenizer),
     )
 
 
@@ -169,6 +174,7 @@ class Prepared:
         max_tokens: most output tokens for each.
         tools: how the model writes calls of tools; None where an answer is none.
         one_call: whether an answer calls one tool at most.
+        channels: whether an answer is written in harmony's channels.
         responding: the request to /v1/responses that it stands for.
     """
 
@@ -177,6 +183,7 @@ class Prepared:
     max_tokens: int
     tools: ToolForm | None = None
     one_call: bool = False
+    channels: bool = False
     responding: ResponseRequest | None = None
 
 
@@ -335,6 +342,8 @@ def _chat(request: ChatRequest, model: ServedModel, limits: Limits) -> Prepared:
     _check_guide(request, model)
     _check_count(1, request, limits)
     tools = model.template.tools if request.calls_tools else None
+    if tools is ToolForm.HARMONY and not model.channels:
+        tools = ToolForm.JSON
     if request.calls_tools and tools is None:
         raise unsupported("tools", [tool["function"]["name"] for tool in request.tools or ()],
                           "The chat template of this model knows no tools.")  # fmt: skip
@@ -351,7 +360,8 @@ def _chat(request: ChatRequest, model: ServedModel, limits: Limits) -> Prepared:
     prompt = _prompt(text, request, model, "messages", pictures)
     most = request.limit or model.room_after(len(prompt.tokens))
     _check_least(request, most)
-    return Prepared(request, (prompt,), most, tools, one_call=request.parallel_tool_calls is False)
+    one_call = request.parallel_tool_calls is False
+    return Prepared(request, (prompt,), most, tools, one_call=one_call, channels=model.channels)
 
 
 def _check_least(sampling: Sampling, most: int) -> None:

@@ -67,6 +67,11 @@ class ServedTokenizer:
             return self.text(tokens, skip_special=skip_special)
         return self.text([*self._anchor, *tokens], skip_special=skip_special)[self._anchor_length[skip_special] :]
 
+    def token(self, text: str) -> int | None:
+        """Return the token that has this name in the vocabulary."""
+        found: int | None = self._tokenizer.token_to_id(text)
+        return found
+
     def name(self, token: int) -> str:
         """Return the text by which one token is named among others."""
         return self.text([token])

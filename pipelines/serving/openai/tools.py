@@ -1,4 +1,4 @@
-"""Calls of tools in a model's answer, in the forms that chat templates teach: Hermes and Qwen, Mistral, Llama 3."""
+"""Calls of tools in a model's answer, in the forms that templates teach: Hermes and Qwen, Mistral, gpt-oss, Llama 3."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class ToolForm(StrEnum):
 
     HERMES: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them, also after text.
     MISTRAL: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`.
+    HARMONY: messages to functions, which `harmony.HarmonyReader` reads from the tokens.
     JSON: the whole answer is `{"name": ..., "parameters": {...}}`, several separated by semicolons.
     GUIDED: the whole answer is `{"name": ..., "arguments": {...}}`, as `guides.call_schema` has it, or no call.
     GUIDED_LIST: the whole answer is an array of such calls.
@@ -26,13 +27,14 @@ class ToolForm(StrEnum):
 
     HERMES = "hermes"
     MISTRAL = "mistral"
+    HARMONY = "harmony"
     JSON = "json"
     GUIDED = "guided"
     GUIDED_LIST = "guided_list"
 
 
 GUIDED_FORMS = (ToolForm.GUIDED, ToolForm.GUIDED_LIST)
-MARKS = {ToolForm.HERMES: "<tool_call>", ToolForm.MISTRAL: "[TOOL_CALLS]"}
+MARKS = {ToolForm.HERMES: "<tool_call>", ToolForm.MISTRAL: "[TOOL_CALLS]", ToolForm.HARMONY: "<|channel|>"}
 HERMES_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 PYTHON_TAG = "<|python_tag|>"
 GUIDED_CALL, LONGEST_BEGINNING = '{"name":', 200
