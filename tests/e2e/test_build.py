@@ -70,8 +70,11 @@ def test_a_changed_limit_rebuilds_the_engine_only(cli):
     assert "why: max_batch_size 2048 -> 64" in text
 
 
+EVALUATED = "quant=fp8", "eval.limit=5"
+
+
 def test_evaluate_beside_the_baseline(cli):
-    text = cli.run("evaluate", "quant=fp8", "eval.limit=5")
+    text = cli.run("evaluate", *EVALUATED)
     assert "asks 60 questions, which are too few for GO" in " ".join(text.split())
     assert "239 more questions would decide (eval.limit=25)" in " ".join(text.split())
     run = max((cli.folder / "runs").glob("*-evaluate-*"))
@@ -101,6 +104,7 @@ def test_asking_until_the_verdict_is_known(cli):
 @pytest.mark.thorough
 def test_fidelity_of_the_same_engines(cli):
     """Both engines are in the store, and so are both evaluations, whose answers show as flips."""
+    cli.run("evaluate", *EVALUATED)
     words = ("fidelity.tokens=1000", "fidelity.window=128", "fidelity.prompts=2", "fidelity.new_tokens=8")
     text = cli.run("fidelity", "quant=fp8", *words, "fidelity.by_layer=true")
     assert re.search(r"cached", text)

@@ -330,11 +330,13 @@ ONLY: dict[str, tuple[str, ...]] = {
     "build.tokens_per_block": ("32",),
     "build.tp_size": ("1",),
     "build.pp_size": ("1",),
+    "build.moe_ep_size": ("1",),  # more need a mixture
     "build.trtllm.log_level": ("info", "verbose", "debug", "trace"),
     **{f"build.{name}": ("false",) for name in ("strip_plan", "dry_run", "weight_streaming")},
     "engine.name": ("auto", "openvino", "tensorrt_llm"),
     "workload.arrival": ("closed",),
     "workload.turns": ("1", "2"),
+    "workload.images": ("0",),  # more need a model that sees
     "sizing.peak_percentile": ("50", "99.9"),
     "sizing.prices.server_usd": ("9", "250000"),
     "sizing.slo.percentile": ("50", "95", "99.9"),
