@@ -284,7 +284,7 @@ class PerformanceModel:
         provenance, why = self.provenance(setup)
         spread = self.spread(provenance, setup.runs_on.family)
         family = setup.runs_on.family
-        if setup.model.num_experts > 1 and not self.parameters.knows(f"{setup.kind}+family={family}"):
+        if self._fitted_to_dense(setup):
             of = spread if family == MIXTURES_OF else ("throughput",)  # stages of vLLM show its latencies to be nearer
             spread |= {metric: max(spread[metric], self.mixtures["spread"]) for metric in of}
         return Costed(
@@ -302,12 +302,15 @@ class PerformanceModel:
         known: Mapping[str, Any] = self.parameters.document.get("mixtures", {"models": {}, "spread": 0.0})
         return known
 
+    def _fitted_to_dense(self, setup: Setup) -> bool:
+        """Return whether this is a mixture, and its framework family was fitted to dense models alone."""
+        return setup.model.num_experts > 1 and not self.parameters.knows(f"{setup.kind}+family={setup.runs_on.family}")
+
     def _not_measured(self, setup: Setup) -> str:
         """Say what of a mixture was not measured with its framework family; "" if all was, and of a dense model."""
-        family = setup.runs_on.family
-        if setup.model.num_experts <= 1 or self.parameters.knows(f"{setup.kind}+family={family}"):
+        if not self._fitted_to_dense(setup):
             return ""
-        if family != MIXTURES_OF:
+        if setup.runs_on.family != MIXTURES_OF:
             return "without mixtures of experts"
         if setup.tp > 1 and not setup.attention_dp:
             return "of mixtures of experts only on one GPU, or with attention data parallel ranks"
