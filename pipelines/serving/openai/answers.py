@@ -92,8 +92,8 @@ class Form:
         if not self.chat:
             return {**head, "choices": [{**shared, "text": text}]}
         content = {"role": "assistant", "content": ""} if first else {"content": text} if delta else {}
-        if delta and delta.thoughts:
-            content = {"reasoning_content": delta.thoughts, **({"content": text} if text else {})}
+        if delta and delta.reasoning:
+            content = {"reasoning_content": delta.reasoning, **({"content": text} if text else {})}
         return {**head, "choices": [{**shared, "delta": content}]}
 
     def calls_chunk(self, choice: Completion) -> Json:
@@ -113,7 +113,7 @@ class Form:
             return {**shared, "text": choice.prompt.text + choice.text if self.echo else choice.text}
         message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.channels is not None:
-            message["reasoning_content"] = choice.thoughts or None
+            message["reasoning_content"] = choice.reasoning or None
         if choice.calls:
             message |= {"content": choice.text or None, "tool_calls": [call.whole() for call in choice.calls]}
         return {**shared, "message": message}
@@ -167,7 +167,7 @@ def usage(choices: Iterable[Completion], *, cached: bool) -> Json:
     outputs = sum(choice.output_tokens for choice in choices)
     counts = _counts(prompts, outputs)
     if any(choice.channels for choice in choices):
-        counts["completion_tokens_details"] = {"reasoning_tokens": sum(choice.thought_tokens for choice in choices)}
+        counts["completion_tokens_details"] = {"reasoning_tokens": sum(choice.reasoning_tokens for choice in choices)}
     if cached:
         counts["prompt_tokens_details"] = {"cached_tokens": sum(choice.cached_tokens for choice in firsts)}
     return counts

@@ -30,7 +30,7 @@ from pipelines.serving.openai.pictures import fetched
 from pipelines.serving.openai.prepare import Prepared, ServedModel, read_request, with_rows
 from pipelines.serving.openai.reader import Reader
 from pipelines.serving.openai.responses import ResponseForm, in_its_words
-from pipelines.serving.openai.schema import CompletionRequest
+from pipelines.serving.openai.schema import ChatRequest, CompletionRequest
 from pipelines.serving.openai.scoring import PromptScorer, Scoring, choice
 from pipelines.serving.openai.tools import ToolForm
 
@@ -286,7 +286,8 @@ def _choices(prepared: Prepared, served: ServedModel, clock: Callable[[], Answer
     )
     skip = skip and prepared.tools is not ToolForm.MISTRAL  # whose mark is a special token
     calls = prepared.tools is ToolForm.HARMONY
-    reads = prepared.channels and (skip or calls)  # else the client wants to see how the answer is written
+    chat = isinstance(sampling, ChatRequest)
+    reads = chat and served.channels and (skip or calls)  # else the client wants to see how the answer is written
     return [
         Completion(
             index,

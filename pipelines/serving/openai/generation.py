@@ -103,13 +103,13 @@ class TextDelta:
 
     Attributes:
         scores: of the tokens that began in it.
-        thoughts: text of a channel that is not meant for the user.
+        reasoning: text of a channel that is not meant for the user.
     """
 
     text: str
     scores: tuple[TokenScore, ...] = ()
     output_tokens: int = 0
-    thoughts: str = ""
+    reasoning: str = ""
 
 
 class TokenSource(Protocol):
@@ -145,7 +145,7 @@ class Completion:
         number: its number among the answers to the same prompt.
         tools: how the model writes calls of tools; None where the answer is none.
         one_call: whether the answer ends with the first call.
-        channels: sorts the tokens of a model that writes thoughts and calls in channels; None for any other.
+        channels: sorts the tokens of a model that writes reasoning and calls in channels; None for any other.
         clock: measures it; None measures nothing.
         calls: of tools, instead of text.
         queued_s: seconds that it waited in the engine; None where the engine does not say.
@@ -163,7 +163,7 @@ class Completion:
     clock: AnswerClock | None = None
     calls: tuple[ToolCall, ...] = ()
     text: str = ""
-    thoughts: str = ""
+    reasoning: str = ""
     scores: tuple[TokenScore, ...] = ()
     output_tokens: int = 0
     reused_blocks: int = 0
@@ -195,9 +195,9 @@ class Completion:
                 self.clock.ended(prompt_tokens, self.output_tokens, self.finish_reason, self.queued_s)
 
     @property
-    def thought_tokens(self) -> int:
-        """Tokens of the answer that are thoughts; see `HarmonyReader`."""
-        return 0 if self.channels is None else self.channels.thought_tokens
+    def reasoning_tokens(self) -> int:
+        """Tokens of the answer that are reasoning; see `HarmonyReader`."""
+        return 0 if self.channels is None else self.channels.reasoning_tokens
 
     @property
     def cached_tokens(self) -> int:
@@ -236,7 +236,7 @@ class Completion:
         """Run to the end and store text and scores."""
         deltas = [delta async for delta in self.run(source, sampling)]
         self.text = "".join(delta.text for delta in deltas)
-        self.thoughts = "".join(delta.thoughts for delta in deltas)
+        self.reasoning = "".join(delta.reasoning for delta in deltas)
         self.scores = tuple(score for delta in deltas for score in delta.scores)
         return self
 
@@ -317,8 +317,8 @@ class _OutputFilter:
         self._out += len(text)
         due = [score for score in self._scores if last or score.start < self._out]
         self._scores = self._scores[len(due) :]
-        thoughts = "" if self._choice.channels is None else self._choice.channels.take_thoughts()
-        return TextDelta(text, tuple(due), self._choice.output_tokens, thoughts) if text or due or thoughts else None
+        reasoning = "" if self._choice.channels is None else self._choice.channels.take_reasoning()
+        return TextDelta(text, tuple(due), self._choice.output_tokens, reasoning) if text or due or reasoning else None
 
 
 async def before(deadline: float, items: AsyncIterator[Item]) -> AsyncIterator[Item]:

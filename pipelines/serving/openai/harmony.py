@@ -1,4 +1,4 @@
-"""Channels of gpt-oss's answers (harmony): thoughts, what the user sees, and calls of tools.
+"""Channels of gpt-oss's answers (harmony): reasoning, what the user sees, and calls of tools.
 
 After the prompt's `<|start|>assistant`, a model writes `<|channel|>NAME[ to=RECIPIENT]<|message|>TEXT<|end|>`, and
 further messages after a `<|start|>ROLE` each. The last one ends with `<|return|>`, or with `<|call|>` if it calls a
@@ -13,12 +13,11 @@ import json
 import re
 
 from pipelines.serving.openai.tokenizer import ServedTokenizer, TextStream
-from pipelines.serving.openai.tools import MARKS as TOOL_MARKS
-from pipelines.serving.openai.tools import ToolCall, ToolForm
+from pipelines.serving.openai.tools import HARMONY_CHANNEL, ToolCall
 
-START, CHANNEL, MESSAGE = "<|start|>", TOOL_MARKS[ToolForm.HARMONY], "<|message|>"
+START, MESSAGE = "<|start|>", "<|message|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
-MARKS = (START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS)
+MARKS = (START, HARMONY_CHANNEL, MESSAGE, "<|constrain|>", *ENDS)
 FUNCTION = re.compile(r"\bto=functions\.(\S+)")
 
 
@@ -31,8 +30,7 @@ class HarmonyReader:
     """Sorts the tokens of one answer; text that is in no message is for the user, as with guided decoding.
 
     Attributes:
-        thoughts: text of the analysis channel that has arrived and was not taken yet.
-        thought_tokens: tokens of that channel, without marks and headers.
+        reasoning_tokens: tokens of the analysis channel, without marks and headers.
     """
 
     def __init__(self, tokenizer: ServedTokenizer, *, calls: bool) -> None:
@@ -41,9 +39,9 @@ class HarmonyReader:
         self._marks = {tokenizer.token(mark): mark for mark in MARKS}
         self._header: str | None = None  # of a message whose text has not begun yet
         self._text: TextStream | None = None  # of a message that is not for the user
-        self._thinks = self._shown = self._begun = False
+        self._reasons = self._shown = self._begun = False
         self._written: list[tuple[str, list[str]]] = []
-        self.thoughts, self.thought_tokens = "", 0
+        self._reasoning, self.reasoning_tokens = "", 0
 
     def push(self, token: int) -> str | None:
         """Take a token.
@@ -57,7 +55,7 @@ class HarmonyReader:
         elif self._header is not None:
             self._header += self._tokenizer.continuation([token])
         elif self._text is not None:
-            self.thought_tokens += self._thinks
+            self.reasoning_tokens += self._reasons
             self._keep(self._text.push(token))
         else:
             joint = "\n" if self._shown and self._begun else ""
@@ -65,9 +63,9 @@ class HarmonyReader:
             return joint
         return None
 
-    def take_thoughts(self) -> str:
-        """Return the thoughts that have arrived since the last time."""
-        taken, self.thoughts = self.thoughts, ""
+    def take_reasoning(self) -> str:
+        """Return the text of the analysis channel that has arrived since the last time."""
+        taken, self._reasoning = self._reasoning, ""
         return taken
 
     def end(self, *, first: bool) -> tuple[tuple[ToolCall, ...], str]:
@@ -92,7 +90,7 @@ class HarmonyReader:
             if self._header is not None:
                 self._begin(self._header)
             return
-        if mark in (START, CHANNEL):
+        if mark in (START, HARMONY_CHANNEL):
             self._header = f"{self._header or ''} "
         elif self._header is not None:  # <|constrain|>, whose word would join the name before it
             self._header += " "
@@ -105,8 +103,8 @@ class HarmonyReader:
         if function is not None and self._reads_calls:
             self._written.append((function[1], []))
         elif "analysis" in header.split():
-            self._thinks = True
-            self.thoughts += "\n" if self.thought_tokens else ""
+            self._reasons = True
+            self._reasoning += "\n" if self.reasoning_tokens else ""
         else:
             self._begun = True
             return
@@ -115,10 +113,10 @@ class HarmonyReader:
     def _close(self) -> None:
         if self._text is not None:
             self._keep(self._text.rest())
-        self._text, self._thinks = None, False
+        self._text, self._reasons = None, False
 
     def _keep(self, text: str) -> None:
-        if self._thinks:
-            self.thoughts += text
+        if self._reasons:
+            self._reasoning += text
         else:
             self._written[-1][1].append(text)

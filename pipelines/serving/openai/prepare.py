@@ -174,7 +174,6 @@ class Prepared:
         max_tokens: most output tokens for each.
         tools: how the model writes calls of tools; None where an answer is none.
         one_call: whether an answer calls one tool at most.
-        channels: whether an answer is written in harmony's channels.
         responding: the request to /v1/responses that it stands for.
     """
 
@@ -183,7 +182,6 @@ class Prepared:
     max_tokens: int
     tools: ToolForm | None = None
     one_call: bool = False
-    channels: bool = False
     responding: ResponseRequest | None = None
 
 
@@ -360,8 +358,7 @@ def _chat(request: ChatRequest, model: ServedModel, limits: Limits) -> Prepared:
     prompt = _prompt(text, request, model, "messages", pictures)
     most = request.limit or model.room_after(len(prompt.tokens))
     _check_least(request, most)
-    one_call = request.parallel_tool_calls is False
-    return Prepared(request, (prompt,), most, tools, one_call=one_call, channels=model.channels)
+    return Prepared(request, (prompt,), most, tools, one_call=request.parallel_tool_calls is False)
 
 
 def _check_least(sampling: Sampling, most: int) -> None:

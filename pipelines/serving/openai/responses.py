@@ -426,6 +426,6 @@ def _usage(choice: Completion) -> Json:
         "input_tokens": prompt_tokens,
         "input_tokens_details": {"cached_tokens": choice.cached_tokens},
         "output_tokens": output_tokens,
-        "output_tokens_details": {"reasoning_tokens": choice.thought_tokens},
+        "output_tokens_details": {"reasoning_tokens": choice.reasoning_tokens},
         "total_tokens": prompt_tokens + output_tokens,
     }

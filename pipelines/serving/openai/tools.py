@@ -34,7 +34,8 @@ class ToolForm(StrEnum):
 
 
 GUIDED_FORMS = (ToolForm.GUIDED, ToolForm.GUIDED_LIST)
-MARKS = {ToolForm.HERMES: "<tool_call>", ToolForm.MISTRAL: "[TOOL_CALLS]", ToolForm.HARMONY: "<|channel|>"}
+HARMONY_CHANNEL = "<|channel|>"
+MARKS = {ToolForm.HERMES: "<tool_call>", ToolForm.MISTRAL: "[TOOL_CALLS]", ToolForm.HARMONY: HARMONY_CHANNEL}
 HERMES_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 PYTHON_TAG = "<|python_tag|>"
 GUIDED_CALL, LONGEST_BEGINNING = '{"name":', 200
