@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.checkpoint.declarations import WHOLE_ROW, packing_of, stored_group
-from pipelines.checkpoint.tensors import TensorInfo, stored_tensors
+from pipelines.checkpoint.tensors import KEEP_ONE, TensorInfo, stored_tensors
 from pipelines.checkpoint.unified import linear_shapes
 from pipelines.domain.errors import Fault
 from pipelines.domain.model_shape import ModelShape, holds_mxfp4
@@ -171,8 +171,7 @@ def _outside(what: str, headers: Mapping[str, TensorInfo]) -> Iterator[Fault]:
 
 def _doubled(what: str, one: str, other: str) -> Fault:
     can = "It can have one of them."
-    todo = "Remove the one that is not meant, or download the model again."
-    return Fault(f"{what} and has '{one}' and '{other}', two forms of one tensor.", can, todo)
+    return Fault(f"{what} and has '{one}' and '{other}', two forms of one tensor.", can, KEEP_ONE)
 
 
 def _doubled_faults(what: str, headers: Mapping[str, TensorInfo]) -> Iterator[Fault]:

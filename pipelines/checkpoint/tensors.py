@@ -89,6 +89,10 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     return tensors
 
 
+KEEP_ONE = "Remove the one that is not meant, or download the model again."
+"""What to do about two tensors of which a model can have one."""
+
+
 def weight_files(folder: Path) -> list[Path]:
     """Return the files that Transformers loads: model.safetensors, those that the index names, or all."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
@@ -191,7 +195,7 @@ def stored_tensors(folder: Path, own_name: Callable[[str], str | None] = str) ->
                 raise UserError(
                     f"{folder} holds one tensor twice: '{other}' in {first.path.name}, '{name}' in {file.path.name}.",
                     allowed="It can hold one of them.",
-                    todo="Remove the one that is not meant, or download the model again.",
+                    todo=KEEP_ONE,
                 )
             found[own] = file, name
     return found
