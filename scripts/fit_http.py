@@ -1,9 +1,10 @@
 """Check `make calibrate` on OpenAI servers: fit one short run over HTTP, then predict twelve other loads.
 
-    python -m scripts.fit_http FOLDER NAME=URL [NAME=URL ...] [--slots 32] [--seconds 6] [--out FOLDER]
+    python -m scripts.fit_http FOLDER NAME=URL [NAME=URL ...] [--slots 32] [--seconds 6] [--rounds 2] [--out FOLDER]
 
 FOLDER has the model and its tokenizer; the servers are measured in turn. The fit sees one run of `make benchmark` with
-mixed lengths and 1, 4 and 12 users; the prediction knows the requests of the other loads, but none of their times.
+mixed lengths and `--users`; the prediction knows the requests of the other loads, but none of their times. Each of them
+is measured `--rounds` times with the same requests: no prediction can be closer than one round is to the next.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pipelines.predict.performance.calibrate_command import fit_text, free_engin
 from pipelines.predict.performance.fit import fit
 from pipelines.predict.performance.measured import Measured, MeasuredLevel
 from pipelines.predict.performance.modelled import run_trial, trial
-from pipelines.predict.performance.read_measured import ELSEWHERE, from_result, joined
+from pipelines.predict.performance.read_measured import ELSEWHERE, from_result
 from pipelines.settings.compose import load
 from scripts.fit_cpu import closed, lengths, rate, resolved
 
@@ -30,7 +31,6 @@ MIXED = (
     "workload.isl={distribution: uniform, min: 16, max: 320}",
     "workload.osl={distribution: uniform, min: 8, max: 96}",
 )
-FITTED = "benchmark.concurrency=[1,4,12]"
 APART = (
     closed(1, lengths(128, 48)), closed(2, lengths(64, 64)), closed(3, lengths(256, 32)), closed(6, lengths(128, 64)),
     closed(8, lengths(64, 32)), closed(10, lengths(200, 48)), closed(16, lengths(100, 48)), closed(24, lengths(64, 64)),
@@ -62,34 +62,39 @@ def check(name: str, url: str, options: argparse.Namespace) -> None:
     """Measure a server, fit, predict and print."""
     window = (f"benchmark.duration_s={options.seconds}", "benchmark.warmup_s=1", "benchmark.min_requests=8")
     place = options.out / name
-    run = measure(url, options.folder, (*MIXED, FITTED, *window), place / "fit")
+    run = measure(url, options.folder, (*MIXED, f"benchmark.concurrency=[{options.users}]", *window), place / "fit")
     capacity = max(level.requests_per_s for level in run.levels)
-    apart = []
-    for i, words in enumerate(APART):
-        words = (*resolved(words, capacity), *window, f"workload.seed={7 + i}")
-        try:
-            apart.append(measure(url, options.folder, words, place / str(i)))
-        except UserError as error:  # the load generator was the limit
-            sys.stdout.write(f"not used: {error}\n")
+    apart: list[list[MeasuredLevel]] = [[] for _ in APART]
+    for turn in range(options.rounds):
+        for i, words in enumerate(APART):
+            words = (*resolved(words, capacity), *window, f"workload.seed={7 + i}")
+            try:
+                apart[i] += measure(url, options.folder, words, place / f"{i}-{turn}").levels
+            except UserError as error:  # the load generator was the limit
+                sys.stdout.write(f"not used: {error}\n")
     settings = load((f"model.path={options.folder}", f"build.max_batch_size={options.slots}"))
     fitted = fit(run, free_engine(settings, run))
     sys.stdout.write(f"== {name}\n{fit_text(run, fitted, 'fitted to one run over HTTP')}\n\nkept apart:\n")
-    rows = [("| load", *(cell for each in SHOWN for cell in (each, "modelled", "%")), "")]
+    rows = [("| load", *(cell for each in SHOWN for cell in (each, "modelled", "%", "rounds %")), "")]
     rows.append(("|---",) * (len(rows[0]) - 1) + ("",))
     errors: dict[str, list[float]] = {each: [] for each in SHOWN}
-    for level in joined(apart).levels:
-        modelled = run_trial(trial(level), fitted.deployment)
-        cells = [f"| {level.load}"]
+    between: dict[str, list[float]] = {each: [] for each in SHOWN}
+    for rounds in filter(None, apart):
+        modelled = run_trial(trial(rounds[0]), fitted.deployment)  # the requests of all rounds are equal
+        cells = [f"| {rounds[0].load}"]
         for each in SHOWN:
-            real, made = figure(level, each), figure(modelled, each)
+            values, made = [figure(level, each) for level in rounds], figure(modelled, each)
+            real = float(np.mean(values))
             errors[each].append(100 * (made / real - 1))
-            cells += [f"{real:.3g}", f"{made:.3g}", f"{made / real * 100 - 100:+.0f}"]
+            between[each].append(100 * (max(values) / min(values) - 1))
+            cells += [f"{real:.3g}", f"{made:.3g}", f"{errors[each][-1]:+.0f}", f"{between[each][-1]:.0f}"]
         rows.append((*cells, ""))
     sys.stdout.write("\n".join(" | ".join(row).strip() for row in rows) + "\n")
-    for each, values in errors.items():
-        off = np.abs(values)
+    for each in SHOWN:
+        off, apart_by = np.abs(errors[each]), between[each]
         sys.stdout.write(
-            f"{each}: median {np.median(off):.1f} %, mean {np.mean(off):.1f} % (goal {SHOWN[each][2]:g} %)\n"
+            f"{each}: median {np.median(off):.1f} %, mean {np.mean(off):.1f} % (goal {SHOWN[each][2]:g} %); "
+            f"between rounds {np.median(apart_by):.1f} / {np.mean(apart_by):.1f} %\n"
         )
 
 
@@ -100,6 +105,8 @@ def main() -> None:
     parser.add_argument("servers", nargs="+", metavar="NAME=URL")
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--users", default="1,4,12", help="of the run that is fitted")
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs") / "fit-http")
     options = parser.parse_args()
     try:

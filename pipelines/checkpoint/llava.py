@@ -12,28 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.errors import ConfigNumbers, UserError, shown
+from pipelines.domain.language_model import LLAVA, LLAVA_NEXT, language_config, whole
 from pipelines.host.files import parse_json, small_text
 
 if TYPE_CHECKING:
     from pipelines.checkpoint.pictures import Tiling
 
-ARCHITECTURE, TILED = "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration"
-"""LLaVA 1.5 and 1.6."""
 GRIDS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 """Of a LLaVA 1.6 whose config.json names none: what is equal to the default is not written there."""
 NEWLINE = "image_newline"
 MOST_TOKENS = 4096
 """Visual tokens of a picture: places of a row in `pipelines.engines.pictures`."""
 
-_LLAMA = {
-    "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "bos_token_id": 1,
-    "eos_token_id": 2,
-}  # fmt: skip
-_MISTRAL = _LLAMA | {
-    "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096,
-}  # fmt: skip
-_LANGUAGES = {"llama": ("LlamaForCausalLM", _LLAMA), "mistral": ("MistralForCausalLM", _MISTRAL)}
 _CLIP = {
     "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
     "num_channels": 3, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
@@ -43,29 +33,7 @@ ACTIVATIONS = ("gelu", "quick_gelu")
 
 def is_llava(config: Mapping[str, Any]) -> bool:
     """Return whether a config.json is of a whole LLaVA."""
-    return config.get("architectures") in ([ARCHITECTURE], [TILED])
-
-
-def language_config(config: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return config.json of the language model alone.
-
-    Raises:
-        UserError: it is no Llama or Mistral, or its weights are quantized.
-    """
-    text = config.get("text_config")
-    kind = text.get("model_type", "llama") if isinstance(text, Mapping) else None
-    if not isinstance(text, Mapping) or str(kind) not in _LANGUAGES:
-        raise UserError(
-            f"{source} names {config['architectures'][0]} with a language model of type {shown(kind)}.",
-            allowed="Built is LLaVA with a Llama or Mistral.",
-        )
-    architecture, defaults = _LANGUAGES[str(kind)]
-    if config.get("quantization_config") or text.get("quantization_config"):
-        raise UserError(f"{source} is of a quantized LLaVA.", todo="Give the folder in 16 bit, and quant=...")
-    dtype = next((each[key] for each in (text, config) for key in ("dtype", "torch_dtype") if each.get(key)), None)
-    own = {key: value for key, value in text.items() if key not in ("_name_or_path", "torch_dtype")}
-    named = {"architectures": [architecture], "model_type": kind, **({"dtype": dtype} if dtype else {})}
-    return {**defaults, **own, **named}
+    return whole(config) in (LLAVA, LLAVA_NEXT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +123,7 @@ class VisionShape:
         if not is_llava(config) or not isinstance(vision, Mapping):
             raise UserError(
                 f"{source} names the architectures {shown(config.get('architectures'))}.",
-                allowed=f"Built are {ARCHITECTURE} and {TILED} (LLaVA 1.5 and 1.6) with a vision_config.",
+                allowed=f"Built are {LLAVA} and {LLAVA_NEXT} (LLaVA 1.5 and 1.6) with a vision_config.",
             )
         read = ConfigNumbers({**_CLIP, **vision}, source)
         _check_kinds(read, config, vision)
@@ -199,7 +167,7 @@ class VisionShape:
 
 def _grids(read: ConfigNumbers, config: Mapping[str, Any], side: int) -> tuple[tuple[int, int], ...]:
     """Return the grids of tiles of a LLaVA 1.6, and note what is wrong with them."""
-    if config["architectures"] != [TILED]:
+    if config["architectures"] != [LLAVA_NEXT]:
         return ()
     named = config.get("image_grid_pinpoints")
     start, grids = "has image_grid_pinpoints=", named
@@ -220,7 +188,7 @@ def _check_kinds(read: ConfigNumbers, config: Mapping[str, Any], vision: Mapping
         read.fault(f"has an encoder of type {shown(kind)}.", "Built is clip_vision_model.")
     if (picked := config.get("vision_feature_select_strategy", "default")) not in ("default", "full"):
         read.fault(f"has vision_feature_select_strategy={shown(picked)}.", "It must be default or full.")
-    if picked == "full" and config["architectures"] == [TILED]:
+    if picked == "full" and config["architectures"] == [LLAVA_NEXT]:
         read.fault("has vision_feature_select_strategy='full' with tiles, of which a class token is no part.")
     for name, act in (
         ("hidden_act", read.config["hidden_act"]),
@@ -228,20 +196,6 @@ def _check_kinds(read: ConfigNumbers, config: Mapping[str, Any], vision: Mapping
     ):
         if act not in ACTIVATIONS:
             read.fault(f"has {name}={shown(act)} in its encoder or projector.", f"Built: {', '.join(ACTIVATIONS)}.")
-
-
-def language_name(name: str) -> str | None:
-    """Return the name of a tensor in the language model alone; None for one of encoder or projector.
-
-    Folders have `language_model.model.layers...`; Transformers 5 has the two words the other way round in memory.
-    """
-    if name.startswith("lm_head."):
-        return name
-    own = name.removeprefix("model.")
-    if not own.startswith("language_model."):
-        return None
-    rest = own.removeprefix("language_model.")
-    return rest if own == name else f"model.{rest}"
 
 
 def vision_name(name: str) -> str | None:

@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pipelines.checkpoint.llava import language_config, language_name
 from pipelines.checkpoint.tensors import read_header, stored_tensors, weight_files
 from pipelines.compress.model_folder import TensorWriter
 from pipelines.domain.errors import UserError
+from pipelines.domain.language_model import language_config, language_name
 from pipelines.domain.progress import SILENT, Progress
 from pipelines.host.files import parse_json
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pipelines.domain.errors import ConfigNumbers, UserError, shown
 from pipelines.domain.families import FAMILIES, SIZED, Architecture, Family, SizedFamily
+from pipelines.domain.language_model import whole
 from pipelines.domain.rotary import LAYER_TYPES, Rotary, check_rope
 
 
@@ -116,6 +117,7 @@ class ModelShape:
             raise UserError(
                 f"{source} names the architecture {shown(architecture or None)}, which this project does not know.",
                 allowed=f"Known: {', '.join(FAMILIES)}.",
+                todo="Give its folder as model.path: then its language model is taken out." if whole(config) else "",
             )
         if not supported and architecture not in SIZED:
             read.refuse()

@@ -41,12 +41,12 @@ class Node:
 
 
 LANGUAGE_MODEL = "language_model"
-"""Id of the node that takes it out of a LLaVA."""
+"""Id of the node that takes it out of a model with more parts."""
 
 
 def takes_language_model(d: Deployment) -> bool:
-    """Return whether the model is a whole LLaVA; beside an engine that is built, only its tokenizer is read."""
-    return d.inputs.llava and d.on_model
+    """Return whether the language model is one part of the model; beside a built engine, only its tokenizer is read."""
+    return d.inputs.whole is not None and d.on_model
 
 
 def model(d: Deployment) -> Input:
@@ -59,7 +59,7 @@ def model(d: Deployment) -> Input:
 
 
 def model_download(d: Deployment) -> list[Node]:
-    """Return the steps all variants share: the download of the model, or the extraction of LLaVA's language model."""
+    """Return the steps all variants share: the download of the model, or the extraction of the language model."""
     if takes_language_model(d):
         return [Node(LANGUAGE_MODEL, TakeLanguageModel(), d.settings.model.label, {"model": d.sources["model"]})]
     if "model" in d.sources:

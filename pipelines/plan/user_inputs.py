@@ -11,7 +11,6 @@ from eval.dataset import MINI_MMLU, MINI_PICTURES, read_own
 from eval.fidelity.config import TEXTS
 from eval.spec import BUNDLED as BUNDLED_TASKS
 from eval.spec import PICTURES
-from pipelines.checkpoint.llava import is_llava
 from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.tokenizer import tokens_of
 from pipelines.checkpoint.tokenizer_folder import TOKENIZER
@@ -19,6 +18,7 @@ from pipelines.compress.texts import load_texts
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.formats import reads_texts
+from pipelines.domain.language_model import whole
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
 from pipelines.plan.targets import EVALUATED, Goal
@@ -55,7 +55,7 @@ class UserInputs:
         heads_bytes: size of all files with weights there; None without trained heads.
         adapters: by task id.
         few_texts: texts of the user's calibration data, if they are fewer than `ENOUGH_TEXTS`.
-        llava: whether the model is a whole LLaVA, whose language model is taken out.
+        whole: architecture of the model if its language model is one part, which is taken out; else None.
         vision_bytes: weights of the vision encoder at 16 bit; None if they are not on disk as safetensors.
     """
 
@@ -72,7 +72,7 @@ class UserInputs:
     draft_rotary: Rotary | None = None
     few_texts: int | None = None
     reference: ModelShape | None = None
-    llava: bool = False
+    whole: str | None = None
 
 
 def inspect_inputs(goal: Goal, hashes: HashCache) -> UserInputs:
@@ -86,7 +86,7 @@ def inspect_inputs(goal: Goal, hashes: HashCache) -> UserInputs:
     adapters: dict[int, Adapter] = {}
     shape, rotary, built, draft, draft_rotary, same, vision, few = None, None, None, None, None, None, None, None
     reference: ModelShape | None = None
-    llava = False
+    architecture: str | None = None
     faults: list[Fault] = []
     elsewhere = goal.is_elsewhere
     if folder := settings.model.folder:
@@ -94,7 +94,7 @@ def inspect_inputs(goal: Goal, hashes: HashCache) -> UserInputs:
             weights = settings.engine.path is None and not elsewhere
             sources["model"], shape = model_source(folder, hashes, weights=weights)
             rotary = Rotary.of(model_config(folder))
-            llava = is_llava(json_object(folder / "config.json"))
+            architecture = whole(json_object(folder / "config.json"))
         if folder.is_dir() and (goal.target != "build" or calibrates(goal)):  # a stage needs the tokenizer
             with collecting(faults):
                 check_tokenizer(folder, "model.path")
@@ -127,7 +127,9 @@ def inspect_inputs(goal: Goal, hashes: HashCache) -> UserInputs:
         raise UserError.of(faults)
     heads = _heads(settings.speculative.heads_path)
     rotaries = rotary, draft_rotary
-    return UserInputs(sources, shape, built, draft, same, *heads, adapters, vision, *rotaries, few, reference, llava)
+    return UserInputs(
+        sources, shape, built, draft, same, *heads, adapters, vision, *rotaries, few, reference, architecture
+    )
 
 
 def _reference(goal: Goal, sources: dict[str, InputSource], hashes: HashCache) -> ModelShape | None:

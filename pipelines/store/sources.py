@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.checkpoint.adapter_files import CONFIG, WEIGHTS, AdapterFiles
-from pipelines.checkpoint.llava import is_llava, language_config
 from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.tokenizer import check_files, tokens_of
 from pipelines.checkpoint.tokenizer_folder import MOST_TOKENIZER_BYTES, TOKENIZER
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import Fault, UserError, collecting, shown
 from pipelines.domain.formats import BY_QUANT_ALGO, KvFormat, stored_as
+from pipelines.domain.language_model import language_config, whole
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import rope_as_read
 from pipelines.domain.units import MIB
@@ -185,7 +185,7 @@ def _reading(config: Mapping[str, Any]) -> str:
 
 
 def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:
-    """Read config.json of a local Hugging Face folder; of a LLaVA that of its language model.
+    """Read config.json of a local Hugging Face folder; that of the language model if it is one part of the model.
 
     Raises:
         UserError: the file is missing or not JSON.
@@ -199,10 +199,10 @@ def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:
         _refuse_other_layout(folder.iterdir(), folder, key)
         raise UserError(f"{key}='{folder}' is not a Hugging Face model: it has no config.json.")
     content = json_object(config)
-    if not is_llava(content):
+    if (architecture := whole(content)) is None:
         return content
     if key != "model.path":
-        raise UserError(f"{key}='{folder}' is a whole LLaVA.", todo="Give the folder of a text model.")
+        raise UserError(f"{key}='{folder}' is a whole {architecture}.", todo="Give the folder of a text model.")
     return language_config(content, str(config))
 
 

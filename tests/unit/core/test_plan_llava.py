@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pipelines.checkpoint.llava import VisionShape, language_config, language_name, vision_name
+from pipelines.checkpoint.llava import VisionShape, vision_name
 from pipelines.checkpoint.tensors import stored_tensors
 from pipelines.domain.errors import UserError
+from pipelines.domain.language_model import language_config, language_name
+from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.rotary import Rotary
 from pipelines.domain.units import show_bytes
 from pipelines.engines.config import OpenVinoSettings
 from pipelines.engines.openvino.memory import inference_precision, vision_memory
@@ -79,12 +82,96 @@ def test_sizes_of_llava_1_5_are_those_of_the_classes() -> None:
     ]  # fmt: skip
 
 
+PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
+    "gemma-3-4b-it": (
+        3_880_000_000,
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "text_config": {
+                "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+            },
+        },
+    ),
+    "Mistral-Small-3.1-24B-Instruct-2503": (
+        23_570_000_000,
+        {
+            "architectures": ["Mistral3ForConditionalGeneration"],
+            "text_config": {
+                "head_dim": 128, "hidden_size": 5120, "intermediate_size": 32768, "model_type": "mistral",
+                "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+                "rope_theta": 1e9, "sliding_window": None, "vocab_size": 131072,
+            },
+        },
+    ),
+    "Qwen2.5-VL-7B-Instruct": (
+        7_616_000_000,
+        {
+            "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", "hidden_size": 3584,
+            "intermediate_size": 18944, "max_position_embeddings": 128000, "num_attention_heads": 28,
+            "num_hidden_layers": 28, "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_theta": 1e6,
+            "sliding_window": 32768, "tie_word_embeddings": False, "use_sliding_window": False, "vocab_size": 152064,
+            "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        },
+    ),
+    "Qwen3-VL-8B-Instruct": (
+        8_191_000_000,
+        {
+            "architectures": ["Qwen3VLForConditionalGeneration"], "tie_word_embeddings": False,
+            "text_config": {
+                "head_dim": 128, "hidden_size": 4096, "intermediate_size": 12288, "max_position_embeddings": 262144,
+                "model_type": "qwen3_vl_text", "num_attention_heads": 32, "num_hidden_layers": 36,
+                "num_key_value_heads": 8, "rope_theta": 5e6, "vocab_size": 151936,
+                "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+            },
+        },
+    ),
+}  # fmt: skip
+"""Of the hub: parameters of the language model, and what config.json says of it."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_language_models_of_published_folders_have_their_size(name: str) -> None:
+    params, config = PUBLISHED[name]
+    read = language_config(config, "config.json")
+    assert ModelShape.from_hf_config(read).num_params == pytest.approx(params, rel=1e-3)
+    assert Rotary.of(read).kind == ("linear" if name.startswith("gemma") else "default")
+
+
+def test_a_whole_model_in_another_place_is_refused_with_the_way() -> None:
+    with pytest.raises(UserError, match=r"'Gemma3ForConditionalGeneration'.*Give its folder as model\.path"):
+        ModelShape.from_hf_config(PUBLISHED["gemma-3-4b-it"][1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"text_config": {"model_type": "ministral3"}}, r"type 'ministral3'\. Read is mistral"),
+        (
+            {"text_config": {"model_type": "mistral"}, "quantization_config": {"quant_method": "fp8"}},
+            "is of a quantized",
+        ),
+    ],
+)
+def test_other_language_models_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        language_config({"architectures": ["Mistral3ForConditionalGeneration"], **changes}, "config.json")
+
+
+def test_the_plan_says_that_pictures_are_refused(tmp_path: Path) -> None:
+    path = write_folder(tmp_path / "llava")
+    notes = plan(tmp_path, [f"model.path={path}", "engine=openvino", "quant=none"], "build").notes
+    assert any("LlavaForConditionalGeneration alone; requests with pictures are refused" in note for note in notes)
+
+
 def test_names_of_both_layouts(tmp_path: Path) -> None:
     for name in ("language_model.model.norm.weight", "model.language_model.norm.weight"):
         assert language_name(name) == "model.norm.weight"
     assert language_name("lm_head.weight") == language_name("language_model.lm_head.weight") == "lm_head.weight"
     names = ("vision_tower.vision_model.x", "model.vision_tower.vision_model.x", "vision_tower.x")
     assert {vision_name(name) for name in names} == {"vision_tower.x"}
+    assert language_name("model.layers.0.mlp.up_proj.weight") == "model.layers.0.mlp.up_proj.weight"
+    assert language_name("visual.blocks.0.norm1.weight") is language_name("model.visual.merger.mlp.0.bias") is None
     assert language_name("vision_tower.x") is vision_name("lm_head.weight") is None
     both = {name: np.zeros(1) for name in ("language_model.model.norm.weight", "model.language_model.norm.weight")}
     save_file(both, tmp_path / "model.safetensors")
@@ -115,13 +202,13 @@ def test_the_language_model_is_taken_out_first(tmp_path: Path) -> None:
         (
             {"text_config": {"model_type": "qwen2"}},
             (),
-            "language model of type 'qwen2'. Built .* Llama or Mistral",
+            "language model of type 'qwen2'. Read is llama or mistral",
         ),
         ({"text_config": {"model_type": ["llama"]}}, (), r"language model of type \['llama'\]"),
         ({"text_config": {"hidden_size": "x"}}, (), "hidden_size='x'. It must be a whole number"),
         ({"vision_config": {"layer_norm_eps": None}}, (), "layer_norm_eps=None. It must be a number"),
         ({"image_token_index": None}, (), "image_token_index=None. It must be the number of a token"),
-        ({"quantization_config": {"quant_method": "awq"}}, (), "is of a quantized LLaVA"),
+        ({"quantization_config": {"quant_method": "awq"}}, (), "is of a quantized LlavaFor"),
         ({}, ("multimodal.visual_tokens=16", "build.max_prompt_embedding_table_size=15"), "=15 is less than"),
         ({}, ("multimodal.visual_tokens=16", "multimodal.model_type=vila"), "vila is not supported by engine=openvino"),
         (
@@ -283,7 +370,7 @@ def test_memory_is_refused_by_the_sum_that_is_listed(target: Any, words: str, tm
 def test_a_llava_is_no_draft(tmp_path: Path) -> None:
     path = write_folder(tmp_path / "llava")
     words = ["model=tiny_llama", "speculative=draft_target", f"speculative.draft.path={path}", "engine=openvino"]
-    with pytest.raises(UserError, match="is a whole LLaVA"):
+    with pytest.raises(UserError, match="is a whole LlavaForConditionalGeneration"):
         plan(tmp_path, words, "repository")
 
 
