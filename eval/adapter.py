@@ -32,6 +32,7 @@ from pipelines.engines.port import (
     Session,
     TokenIds,
 )
+from pipelines.serving.openai.channels import THINK_END, Channels, channels_of
 from pipelines.serving.openai.prompts import NoPromptError, Renderer
 
 Tokens = list[int]
@@ -134,6 +135,8 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         self._progress = progress
         self._ends = opened(self._folder).end_ids
         self._bos_text = tokenizer.decode(self.prefix_token_id)
+        thinks = chat is not None and channels_of(chat.template, tokenizer.get_vocab().get) is Channels.THINK
+        self._think_end = THINK_END if thinks else None
         self._memo: dict[str, Tokens] = {}
         self._ids = list(range(max(tokenizer.get_vocab().values()) + 1))
 
@@ -319,15 +322,18 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             ]
             if self._chat is not None:  # a template writes BOS itself, to which the server would add another
                 prompts = [prompt[-room:] for prompt in encoded]
-            answers = self._session.write(prompts, limits, stop, progress)
-            return [postprocess_generated_text(text, stop, None) for text in answers]
+            # a stop string would end the reasoning
+            answers = self._session.write(prompts, limits, () if self._think_end else stop, progress)
+            return [postprocess_generated_text(text, stop, self._think_end) for text in answers]
         try:
             made = self._session.generate([prompt[-room:] for prompt in encoded], limits, progress)
         except NotFiniteError as error:
             raise self._nan(error, error.tokens) from error
         # The session stops at tokens, not at strings, so text from a stop string on is cut here.
         return [
-            postprocess_generated_text(self.tokenizer.decode(one.token_ids, skip_special_tokens=True), stop, None)
+            postprocess_generated_text(
+                self.tokenizer.decode(one.token_ids, skip_special_tokens=True), stop, self._think_end
+            )
             for one in made
         ]
 
@@ -341,7 +347,11 @@ TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class ChatPrompts:
-    """Renders the messages of a prompt with the chat template of a model's folder."""
+    """Renders the messages of a prompt with the chat template of a model's folder.
+
+    Attributes:
+        template: its text.
+    """
 
     def __init__(self, folder: Path, progress: Progress, *, system_instruction: str | None = None) -> None:
         """Start the process that renders.
@@ -361,7 +371,8 @@ class ChatPrompts:
                 f"eval.apply_chat_template=true, but the tokenizer at '{folder}' has no chat template{others}.",
                 todo="Set eval.apply_chat_template=false, or use the instruction-tuned model.",
             )
-        self._renderer = Renderer(templates["default"], tokens)
+        self.template = templates["default"]
+        self._renderer = Renderer(self.template, tokens)
         self._instruction, self._progress, self._noted = system_instruction, progress, False
 
     def render(self, messages: Sequence[dict[str, str]], *, answers: bool = True) -> str:

@@ -131,7 +131,9 @@ def openai_body(data: bytes) -> None:
         found = read_request(WAYS.get(data[:1], "completions"), data[1:], _model(), Limits())
         if isinstance(found, Prepared):
             for number, prompt in enumerate(found.prompts):
-                engine_inputs(found.sampling, prompt.tokens, found.max_tokens, number, _model().engine)
+                engine_inputs(
+                    found.sampling, prompt.tokens, found.max_tokens, number, _model().engine, found.sampling.stops
+                )
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {

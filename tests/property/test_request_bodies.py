@@ -138,7 +138,9 @@ def read(way: str, body: bytes, model: ServedModel) -> ApiError | None:
     try:
         found = read_request(way, body, model, Limits())
         if isinstance(found, Prepared):
-            engine_inputs(found.sampling, found.prompts[0].tokens, found.max_tokens, 0, model.engine)
+            engine_inputs(
+                found.sampling, found.prompts[0].tokens, found.max_tokens, 0, model.engine, found.sampling.stops
+            )
     except ApiError as error:
         assert 400 <= error.status < 500, error.message  # noqa: PT017 - it may be raised
         json.dumps(error.body(), ensure_ascii=False).encode()

@@ -21,10 +21,10 @@ from pipelines.domain.benchmark import NO_SLO, Slo
 from pipelines.serving.openai.answers import Form, scored_response
 from pipelines.serving.openai.backend import Backend
 from pipelines.serving.openai.bodies import REFUSAL_PAUSE_S, BodyLimit, Limits
+from pipelines.serving.openai.channels import ChannelReader, Channels, HarmonyReader, ThinkReader
 from pipelines.serving.openai.errors import CLIENT_CLOSED, ApiError, shortened
 from pipelines.serving.openai.generate import Fields, answers, generate_events, only_answer
 from pipelines.serving.openai.generation import Completion, Prompt, before, collect_all, too_slow
-from pipelines.serving.openai.harmony import HarmonyReader
 from pipelines.serving.openai.metrics import CONTENT_TYPE, AnswerClock, ServiceMetrics
 from pipelines.serving.openai.pictures import fetched
 from pipelines.serving.openai.prepare import Prepared, ServedModel, read_request, with_rows
@@ -284,10 +284,8 @@ def _choices(prepared: Prepared, served: ServedModel, clock: Callable[[], Answer
     skip = (
         served.repository.skips_special_tokens if sampling.skip_special_tokens is None else sampling.skip_special_tokens
     )
+    reader = _reader(prepared, served, skip=skip)
     skip = skip and prepared.tools is not ToolForm.MISTRAL  # whose mark is a special token
-    calls = prepared.tools is ToolForm.HARMONY
-    chat = isinstance(sampling, ChatRequest)
-    reads = chat and served.channels and (skip or calls)  # else the client wants to see how the answer is written
     return [
         Completion(
             index,
@@ -298,11 +296,24 @@ def _choices(prepared: Prepared, served: ServedModel, clock: Callable[[], Answer
             number=number,
             tools=prepared.tools,
             one_call=prepared.one_call,
-            channels=HarmonyReader(served.tokens, calls=calls) if reads else None,
+            channels=reader and reader(prompt, skip),
             clock=clock(),
         )
         for index, (prompt, number) in enumerate(pairs)
     ]
+
+
+def _reader(prepared: Prepared, served: ServedModel, *, skip: bool) -> Callable[[Prompt, bool], ChannelReader] | None:
+    """Return what makes the reader of an answer's channels; None if the client gets the answer as it is written."""
+    calls = prepared.tools is ToolForm.HARMONY
+    if not isinstance(prepared.sampling, ChatRequest) or not (skip or calls):
+        return None
+    if served.channels is Channels.HARMONY:
+        return lambda _, skip: HarmonyReader(served.tokens, calls=calls, skip_special=skip)
+    if served.channels is None or prepared.sampling.guide is not None:  # which leaves no room for reasoning
+        return None
+    calls = prepared.tools is ToolForm.HERMES
+    return lambda prompt, skip: ThinkReader(served.tokens, prompt=prompt.text, calls=calls, skip_special=skip)
 
 
 def _check_type(request: Request) -> None:

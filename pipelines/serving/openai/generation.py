@@ -8,14 +8,14 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
+from pipelines.serving.openai.channels import ChannelReader
 from pipelines.serving.openai.errors import ApiError
-from pipelines.serving.openai.harmony import HarmonyReader
 from pipelines.serving.openai.inputs import InputTensor, ServedEngine, engine_inputs
 from pipelines.serving.openai.metrics import AnswerClock
 from pipelines.serving.openai.schema import Sampling
 from pipelines.serving.openai.scoring import Best, best_of
 from pipelines.serving.openai.tokenizer import TextStream
-from pipelines.serving.openai.tools import ToolCall, ToolFilter, ToolForm
+from pipelines.serving.openai.tools import ToolCall, ToolFilter, ToolForm, overlap
 
 # Cut a text at a stop string, even if the string arrives in pieces.
 
@@ -42,7 +42,7 @@ class StopFilter:
             self.stopped, self._held = True, ""
             place, stop = min(places)
             return text[: place + len(stop) if self._keep else place]
-        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        keep = max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -50,11 +50,6 @@ class StopFilter:
         """Return what was held back, once no more text arrives."""
         held, self._held = self._held, ""
         return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that `stop` begins with."""
-    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
 
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -145,7 +140,7 @@ class Completion:
         number: its number among the answers to the same prompt.
         tools: how the model writes calls of tools; None where the answer is none.
         one_call: whether the answer ends with the first call.
-        channels: sorts the tokens of a model that writes reasoning and calls in channels; None for any other.
+        channels: sorts the tokens of a model that writes reasoning apart from the answer; None for any other.
         clock: measures it; None measures nothing.
         calls: of tools, instead of text.
         queued_s: seconds that it waited in the engine; None where the engine does not say.
@@ -159,7 +154,7 @@ class Completion:
     number: int = 0
     tools: ToolForm | None = None
     one_call: bool = False
-    channels: HarmonyReader | None = None
+    channels: ChannelReader | None = None
     clock: AnswerClock | None = None
     calls: tuple[ToolCall, ...] = ()
     text: str = ""
@@ -196,7 +191,7 @@ class Completion:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens of the answer that are reasoning; see `HarmonyReader`."""
+        """Tokens of the answer that are reasoning; see `ChannelReader`."""
         return 0 if self.channels is None else self.channels.reasoning_tokens
 
     @property
@@ -207,7 +202,8 @@ class Completion:
     async def _all(self, source: TokenSource, sampling: Sampling) -> AsyncIterator[TextDelta]:
         """Yield the answer with its calls as text."""
         output = _OutputFilter(self, sampling)
-        inputs = engine_inputs(sampling, self.prompt.tokens, self.max_tokens, self.number, self.engine)
+        stops = () if self.channels is not None else sampling.stops  # the engine would also stop in the reasoning
+        inputs = engine_inputs(sampling, self.prompt.tokens, self.max_tokens, self.number, self.engine, stops)
         inputs += self.prompt.features
         clock = self.clock if self.engine.answers_in_parts(sampling) else None
         async with aclosing(source.generate(inputs)) as parts:  # type: ignore[type-var]
@@ -225,7 +221,7 @@ class Completion:
         if delta := output.rest():
             yield delta
         self.finish_reason = self._reason(stopped=output.stopped)
-        if self.channels is not None and self.tools is ToolForm.HARMONY:
+        if self.channels is not None:
             self.calls, broken = self.channels.end(first=self.one_call)
             if broken:
                 yield TextDelta(broken, output_tokens=self.output_tokens)
@@ -257,7 +253,7 @@ class _OutputFilter:
     def __init__(self, choice: Completion, sampling: Sampling) -> None:
         self._choice, self._sampling = choice, sampling
         tokenizer = choice.engine.tokenizer
-        self._text = TextStream(tokenizer, skip_special=choice.skip_special)
+        self._text = choice.channels or TextStream(tokenizer, skip_special=choice.skip_special)
         self._stops = StopFilter(sampling.stops, keep=bool(sampling.include_stop_str_in_output))
         self._ends = set(sampling.stop_token_ids or ())
         if not sampling.ignore_eos:
@@ -275,12 +271,13 @@ class _OutputFilter:
                 self._choice.output_tokens -= token not in (self._sampling.stop_token_ids or ())
                 self.stopped = True
                 break
-            channels = self._choice.channels
-            if (joint := "" if channels is None else channels.push(token)) is None:
+            if (new := self._text.push(token)) is None:
+                if not self._length:  # nothing but what may have become text was before it
+                    self._scores.clear()
                 continue
             if part.log_probs is not None:
                 self._scores.append(TokenScore(token, part.log_probs[at], self._best(part, at), self._length))
-            text += self._stopped(joint + self._text.push(token))
+            text += self._stopped(new)
             if self._stops.stopped:
                 self.stopped = True
                 break

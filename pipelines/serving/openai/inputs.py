@@ -49,7 +49,12 @@ class ServedEngine:
 
 
 def engine_inputs(
-    sampling: Sampling, prompt: Sequence[int], max_tokens: int, choice: int, engine: ServedEngine
+    sampling: Sampling,
+    prompt: Sequence[int],
+    max_tokens: int,
+    choice: int,
+    engine: ServedEngine,
+    stops: Sequence[str],
 ) -> list[InputTensor]:
     """Build the inputs for one choice of one prompt.
 
@@ -62,13 +67,14 @@ def engine_inputs(
         max_tokens: maximum of output tokens.
         choice: number of the answer among the `n` to this prompt; each has a seed of its own.
         engine: the served model.
+        stops: stop strings that the engine sees itself.
     """
     tokenizer, repository = engine.tokenizer, engine.repository
     inputs = [
         *prompt_inputs(prompt, max_tokens),
         InputTensor("streaming", "BOOL", (engine.answers_in_parts(sampling),)),
         InputTensor("exclude_input_in_output", "BOOL", (True,)),
-        *_ends(sampling, tokenizer),
+        *_ends(sampling, stops, tokenizer),
         *_sampling(sampling, choice, draws_anew=repository.draws_anew),
     ]
     for name, value in (
@@ -140,14 +146,14 @@ def _guide(kind: str, text: str) -> list[InputTensor]:
     ]
 
 
-def _ends(sampling: Sampling, tokenizer: ServedTokenizer) -> list[InputTensor]:
+def _ends(sampling: Sampling, strings: Sequence[str], tokenizer: ServedTokenizer) -> list[InputTensor]:
     tensors = []
     if tokenizer.end_id is not None and not sampling.ignore_eos:
         tensors.append(InputTensor("end_id", "INT32", (tokenizer.end_id,)))
     pad = tokenizer.pad_id if tokenizer.pad_id is not None else tokenizer.end_id
     if pad is not None:
         tensors.append(InputTensor("pad_id", "INT32", (pad,)))
-    stops = [tokenizer.ids(stop, special=False) for stop in sampling.stops]
+    stops = [tokenizer.ids(stop, special=False) for stop in strings]
     stops += [[token] for token in sampling.stop_token_ids or ()]
     if not sampling.ignore_eos:
         stops += [[token] for token in tokenizer.end_ids[1:]]

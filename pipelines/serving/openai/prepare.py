@@ -14,6 +14,7 @@ from pipelines.checkpoint.pictures import BadPictureError, Pictures, decode
 from pipelines.checkpoint.tokenizer import chat_templates
 from pipelines.serving.openai import strict_json
 from pipelines.serving.openai.bodies import Limits
+from pipelines.serving.openai.channels import Channels, channels_of
 from pipelines.serving.openai.errors import ApiError, shortened, unsupported
 from pipelines.serving.openai.generate import (
     ID,
@@ -26,7 +27,6 @@ from pipelines.serving.openai.generate import (
     with_parameters,
 )
 from pipelines.serving.openai.generation import Prompt
-from pipelines.serving.openai.harmony import has_marks
 from pipelines.serving.openai.inputs import ServedEngine
 from pipelines.serving.openai.pictures import content_of, refused
 from pipelines.serving.openai.prompts import ChatTemplate
@@ -60,7 +60,7 @@ class ServedModel:
         created: time of the repository, seconds since 1970.
         fields: what its Triton models for clients take: model -> name of the input -> its type.
         pictures: how it takes pictures; None for a text model.
-        channels: whether answers to chats are written in harmony's channels.
+        channels: how answers to chats are written in channels; None if they are not.
     """
 
     engine: ServedEngine
@@ -69,7 +69,7 @@ class ServedModel:
     metrics_url: str
     fields: Mapping[str, Mapping[str, Field]]
     pictures: Pictures | None = None
-    channels: bool = False
+    channels: Channels | None = None
 
     @property
     def repository(self) -> ModelRepository:
@@ -147,7 +147,7 @@ def served(repository: ModelRepository, metrics_url: str, chat_template: Path | 
         metrics_url=metrics_url,
         fields=read_fields(repository.path),
         pictures=pictures,
-        channels=template.channels and has_marks(tokenizer),
+        channels=channels_of(template.source, tokenizer.token),
     )
 
 
@@ -340,7 +340,7 @@ def _chat(request: ChatRequest, model: ServedModel, limits: Limits) -> Prepared:
     _check_guide(request, model)
     _check_count(1, request, limits)
     tools = model.template.tools if request.calls_tools else None
-    if tools is ToolForm.HARMONY and not model.channels:
+    if tools is ToolForm.HARMONY and model.channels is not Channels.HARMONY:
         tools = ToolForm.JSON
     if request.calls_tools and tools is None:
         raise unsupported("tools", [tool["function"]["name"] for tool in request.tools or ()],

@@ -26,7 +26,7 @@ from pipelines.serving.openai.template_process import (
     RENDERED,
     TOO_LARGE,
 )
-from pipelines.serving.openai.tools import HARMONY_CHANNEL, form_of
+from pipelines.serving.openai.tools import form_of
 
 WORKERS = 2
 """Processes per template, so that one slow prompt does not delay the next."""
@@ -239,7 +239,7 @@ class ChatTemplate:
         self._renderers = {name: Renderer(templates[name], tokens) for name in USED if name in templates}
         self._developers = {name for name in self._renderers if "developer" in templates[name]}
         self.tools = form_of(templates.get("tool_use") or templates.get("default"))
-        self.channels = HARMONY_CHANNEL in templates.get("default", "")
+        self.source = templates.get("default", "")
         self._threads = ThreadPoolExecutor(WORKERS, "chat-template")  # they start when they are needed
 
     @classmethod

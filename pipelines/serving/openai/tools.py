@@ -19,7 +19,7 @@ class ToolForm(StrEnum):
 
     HERMES: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them, also after text.
     MISTRAL: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`.
-    HARMONY: messages to functions, which `harmony.HarmonyReader` reads from the tokens.
+    HARMONY: messages to functions, which `channels.HarmonyReader` reads from the tokens.
     JSON: the whole answer is `{"name": ..., "parameters": {...}}`, several separated by semicolons.
     GUIDED: the whole answer is `{"name": ..., "arguments": {...}}`, as `guides.call_schema` has it, or no call.
     GUIDED_LIST: the whole answer is an array of such calls.
@@ -34,8 +34,8 @@ class ToolForm(StrEnum):
 
 
 GUIDED_FORMS = (ToolForm.GUIDED, ToolForm.GUIDED_LIST)
-HARMONY_CHANNEL = "<|channel|>"
-MARKS = {ToolForm.HERMES: "<tool_call>", ToolForm.MISTRAL: "[TOOL_CALLS]", ToolForm.HARMONY: HARMONY_CHANNEL}
+HARMONY_CHANNEL, TOOL_CALL = "<|channel|>", "<tool_call>"
+MARKS = {ToolForm.HERMES: TOOL_CALL, ToolForm.MISTRAL: "[TOOL_CALLS]", ToolForm.HARMONY: HARMONY_CHANNEL}
 HERMES_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 PYTHON_TAG = "<|python_tag|>"
 GUIDED_CALL, LONGEST_BEGINNING = '{"name":', 200
@@ -101,7 +101,7 @@ class ToolFilter:
         place = self._held.find(mark)
         self._holding = place >= 0
         if not self._holding:
-            place = next((at for at in range(len(self._held)) if mark.startswith(self._held[at:])), len(self._held))
+            place = len(self._held) - overlap(self._held, mark)
         text, self._held = self._held[:place], self._held[place:]
         return text
 
@@ -119,6 +119,11 @@ class ToolFilter:
     def _all(self) -> str:
         held, self._held = self._held, ""
         return held
+
+
+def overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of `text` that `stop` begins with."""
+    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
 
 
 def _may_be_a_call(text: str) -> bool:

@@ -47,11 +47,12 @@ def model(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 @dataclass
 class Recording:
-    """A session that answers with nothing and keeps what it was asked."""
+    """A session that answers always the same and keeps what it was asked."""
 
     pairs: list[tuple[list[int], list[int]]] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
     limits: SamplingParams | None = None
+    answer: Sequence[int] = (5,)
 
     def __enter__(self) -> Recording:
         return self
@@ -66,11 +67,11 @@ class Recording:
     def generate(self, prompts: Sequence[Any], limits: SamplingParams, _progress: object) -> list[Generation]:
         self.prompts += [list(prompt) for prompt in prompts]
         self.limits = limits
-        return [Generation([5], "stop")] * len(prompts)
+        return [Generation([*self.answer], "stop")] * len(prompts)
 
 
-def asked(model: Path, task: str, **settings: Any) -> tuple[Recording, EvalResult]:
-    session = Recording()
+def asked(model: Path, task: str, answer: Sequence[int] = (5,), **settings: Any) -> tuple[Recording, EvalResult]:
+    session = Recording(answer=answer)
     spec = EvalSpec(task=task, max_length=1536, num_fewshot=2, limit=1, **settings)
     result = evaluate(session, model, spec, SilentProgress(), model="m", qformat="none", engine="e")
     assert isinstance(result, EvalResult)
@@ -108,7 +109,7 @@ def test_token_for_token_as_lm_evals_hf_model(model: Path, *, turns: bool) -> No
     """Choices and written answers, worked examples as turns and in one message; BOS is never doubled."""
     template = (model / "chat_template.jinja").read_text()
     refuses = "raise_exception" in template
-    settings = {"fewshot_as_multiturn": turns, "system_instruction": None if refuses else "Be brief."}
+    settings: dict[str, Any] = {"fewshot_as_multiturn": turns, "system_instruction": None if refuses else "Be brief."}
     session, result = asked(model, "mini_mmlu", apply_chat_template=True, **settings)
     assert session.pairs == theirs(model, "mini_mmlu", **settings)
     written, _ = asked(model, "mini_answers", apply_chat_template=True, **settings)
@@ -133,6 +134,17 @@ def test_written_answers_end_with_a_turn(model: Path) -> None:
     session, _ = asked(model, "mini_answers", apply_chat_template=True, fewshot_as_multiturn=True)
     assert session.limits is not None
     assert session.limits.stop_token_ids == {1, 7}
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_reasoning_is_no_part_of_an_answer(model: Path, thinks: bool) -> None:
+    """As with lm-eval's `think_end_token`; stop strings (here a new line) end what follows it."""
+    if thinks:
+        template = model / "chat_template.jinja"
+        template.write_text(template.read_text() + "{# <think> #}")
+    written = load_tokenizer(model).encode("<think>no\nno</think>\nyes\nno", add_special_tokens=False)
+    _, result = asked(model, "mini_answers", written, apply_chat_template=True)
+    assert {record.choice for record in result.records} == {"yes" if thinks else "<think>no"}
 
 
 def test_an_answer_that_is_begun_is_continued_as_transformers_does(model: Path) -> None:

@@ -38,7 +38,7 @@ def engine_that(**facts: Any) -> ServedEngine:
 
 def inputs(choice: int = 0, engine: ServedEngine = ENGINE, **asked: object) -> dict[str, InputTensor]:
     request = CompletionRequest(model="m", prompt="p", **asked)
-    return {entry.name: entry for entry in engine_inputs(request, (5, 6), 7, choice, engine)}
+    return {entry.name: entry for entry in engine_inputs(request, (5, 6), 7, choice, engine, request.stops)}
 
 
 def test_every_parameter_has_its_tensor() -> None:
@@ -84,7 +84,7 @@ def test_what_was_cached_is_asked_for_where_it_is_shown() -> None:
     assert "return_perf_metrics" not in inputs(), "the engine does not say it"
     given = ResponseRequest(model="m", input="a", stream=True).as_chat()
     chat = ChatRequest.model_validate(given)  # /v1/responses shows it in every stream
-    assert "return_perf_metrics" in {entry.name for entry in engine_inputs(chat, (5,), 7, 0, engine)}
+    assert "return_perf_metrics" in {entry.name for entry in engine_inputs(chat, (5,), 7, 0, engine, ())}
 
 
 def test_every_tensor_is_one_of_the_engines() -> None:
