@@ -93,12 +93,12 @@ def given_format(block: Mapping[str, Any]) -> GivenFormat:
     packing = packing_of(block)
     if packing == "modelopt":
         return _modelopts(block)
-    if qformat := _WITH_ACTIVATIONS.get(packing):
+    if qformat := WITH_ACTIVATIONS.get(packing):
         return GivenFormat(qformat, kv_cache=KvFormat.FP8 if block.get("kv_cache_scheme") else KvFormat.AUTO)
     return GivenFormat(QFormat.INT4_GPTQ, group_of(block))
 
 
-_WITH_ACTIVATIONS = {
+WITH_ACTIVATIONS = {
     "fp8": QFormat.FP8,
     "float-quantized": QFormat.FP8,
     "int-quantized": QFormat.INT8_SQ,

@@ -301,13 +301,13 @@ def beside(axes: Axes, ends: Sequence[End], points: Sequence[tuple[float, float]
     Args:
         axes: the axes, with their final limits.
         ends: right end of each curve, its name and colour.
-        points: every marker, so that no name covers one.
+        points: every marker, so that no name covers one, nor an axis.
         line: colour of the thin line from the column to a curve.
 
     Returns:
         areas of the names inside the axes, in points of the figure.
     """
-    floor = _at(axes, (axes.get_xlim()[0], axes.get_ylim()[0]))[1]
+    wall, floor = _at(axes, (axes.get_xlim()[0], axes.get_ylim()[0]))
     used = [_around(_at(axes, point)) for point in points]
     crowded: list[End] = []
     boxes: list[Box] = []
@@ -317,7 +317,7 @@ def beside(axes: Axes, ends: Sequence[End], points: Sequence[tuple[float, float]
             width = 5.4 * len(name)
             left = at[0] + dx - {"left": 0.0, "center": width / 2, "right": width}[side]
             box = (left, at[1] + dy - 5, left + width, at[1] + dy + 5)
-            if box[1] > floor and not any(_overlap(box, other) for other in (*used, *boxes)):
+            if box[0] > wall and box[1] > floor and not any(_overlap(box, other) for other in (*used, *boxes)):
                 boxes.append(box)
                 axes.annotate(
                     name, point, (dx, dy), textcoords="offset points", color=colour, ha=side, va="center",

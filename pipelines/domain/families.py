@@ -144,7 +144,10 @@ class Family:
         return self.fp8_awq_alpha_step if form.tuning == "awq" and form.activation == "fp8" else None
 
 
-NULLS = ("sliding_window", "num_key_value_heads", "original_max_position_embeddings", "rope_theta")
+NULLS = (
+    "sliding_window", "num_key_value_heads", "original_max_position_embeddings", "rope_theta", "q_lora_rank",
+    "n_shared_experts", "attention_chunk_size",
+)  # fmt: skip
 """Keys of config.json whose null differs from leaving them out."""
 
 
@@ -376,10 +379,16 @@ class SizedFamily:
     Attributes:
         defaults: keys of config.json that determine sizes and may be left out, as for `Family`.
         global_every: every n-th layer attends to all tokens where config.json does not say which; 0 is none.
+        layers: layout of a mixture whose layers are not alike: "deepseek" (dense layers first, shared experts),
+            "llama4" (dense layers between, a shared expert, attention of chunks); "" is none of them.
+        llm_api: whether it is sized as the LLM API serves it, which nothing else of TensorRT-LLM does (DeepSeek V2
+            since 1.3, the others in 1.2).
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
     global_every: int = 0
+    layers: Literal["", "deepseek", "llama4"] = ""
+    llm_api: bool = False
 
     def settled(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return a config.json with what Transformers' configuration class adds to it."""
@@ -387,7 +396,25 @@ class SizedFamily:
 
 
 _HEADS_OF_128 = {"head_dim": 128, "num_key_value_heads": 2, "max_position_embeddings": 131072}
+_MLA = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+_LLAMA_4 = SizedFamily(
+    {"head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 131072, "intermediate_size_mlp": 16384}
+    | {"num_local_experts": 16, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1}
+    | {"no_rope_layer_interval": 4, "attention_chunk_size": 8192},
+    layers="llama4",
+    llm_api=True,
+)
 SIZED: dict[str, SizedFamily] = {
+    "DeepseekV2ForCausalLM": SizedFamily(
+        _MLA | {"max_position_embeddings": 2048, "first_k_dense_replace": 0, "n_shared_experts": 2},
+        layers="deepseek",
+        llm_api=True,
+    ),
+    "DeepseekV3ForCausalLM": SizedFamily(
+        _MLA | {"max_position_embeddings": 4096, "first_k_dense_replace": 3, "n_shared_experts": 1},
+        layers="deepseek",
+        llm_api=True,
+    ),
     "Ernie4_5ForCausalLM": SizedFamily(_HEADS_OF_128 | {"tie_word_embeddings": True}),
     "Exaone4ForCausalLM": SizedFamily(
         {"num_key_value_heads": 32, "max_position_embeddings": 2048, "sliding_window": 4096}
@@ -395,9 +422,17 @@ SIZED: dict[str, SizedFamily] = {
         global_every=4,
     ),
     "Glm4ForCausalLM": SizedFamily(_HEADS_OF_128),
+    "Glm4MoeForCausalLM": SizedFamily(
+        {"num_key_value_heads": 8, "max_position_embeddings": 131072, "first_k_dense_replace": 1}
+        | {"n_shared_experts": 1},
+        layers="deepseek",
+        llm_api=True,
+    ),
     "GlmForCausalLM": SizedFamily(_HEADS_OF_128),
     "GraniteForCausalLM": SizedFamily({"max_position_embeddings": 2048}),
     "InternLM3ForCausalLM": SizedFamily(),
+    "Llama4ForCausalLM": _LLAMA_4,
+    "Llama4ForConditionalGeneration": _LLAMA_4,
     "OlmoForCausalLM": SizedFamily({"max_position_embeddings": 2048}),
     "Olmo2ForCausalLM": SizedFamily({"max_position_embeddings": 2048}),
     "Olmo3ForCausalLM": SizedFamily(
@@ -410,8 +445,9 @@ SIZED: dict[str, SizedFamily] = {
         global_every=4,
     ),
 }
-"""Further architectures whose config.json states all that determines bytes and cost in the same names: layers that are
-alike, attention with KV heads, and a gated MLP, or in each layer the same experts and no other MLP."""
+"""Further architectures whose config.json states all that determines bytes and cost. Unless `layers` says otherwise, in
+the same names: layers that are alike, attention with KV heads, and a gated MLP, or in each layer the same experts and
+no other MLP."""
 
 
 def titles(feature: Feature) -> list[str]:

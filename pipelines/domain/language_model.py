@@ -42,15 +42,16 @@ _QWEN3_VL = {
     "rms_norm_eps": 1e-6, "rope_theta": 5e5,
 }  # fmt: skip
 Defaults = Mapping[str, Any]
-_LLAVA_LANGUAGES: Mapping[str, tuple[Architecture, Defaults]] = {
+_LLAVA_LANGUAGES: Mapping[str, tuple[str, Defaults]] = {
     "llama": (Architecture.LLAMA, _LLAMA),
     "mistral": (Architecture.MISTRAL, _MISTRAL),
 }
 _QWEN2_VL = (Architecture.QWEN2, _VL)
-LANGUAGES: Mapping[str, Mapping[str, tuple[Architecture, Defaults]]] = {
+LANGUAGES: Mapping[str, Mapping[str, tuple[str, Defaults]]] = {
     LLAVA: _LLAVA_LANGUAGES,
     LLAVA_NEXT: _LLAVA_LANGUAGES,
     "Gemma3ForConditionalGeneration": {"gemma3_text": (Architecture.GEMMA3, _GEMMA3)},
+    "Llama4ForConditionalGeneration": {"llama4_text": ("Llama4ForCausalLM", {})},
     "Mistral3ForConditionalGeneration": {"mistral": (Architecture.MISTRAL, _MISTRAL)},
     "Qwen2VLForConditionalGeneration": {"qwen2_vl": _QWEN2_VL, "qwen2_vl_text": _QWEN2_VL},
     "Qwen2_5_VLForConditionalGeneration": {"qwen2_5_vl": _QWEN2_VL, "qwen2_5_vl_text": _QWEN2_VL},
@@ -72,7 +73,7 @@ def language_config(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Return config.json of the language model alone.
 
     Raises:
-        UserError: it is of a type that is not read, or its weights are quantized.
+        UserError: it is of a type that is not read, or of a family that is built and its weights are quantized.
     """
     architecture = str(whole(config))
     languages = LANGUAGES[architecture]
@@ -83,19 +84,23 @@ def language_config(config: Mapping[str, Any], source: str) -> dict[str, Any]:
             f"{source} names {architecture} with a language model of type {shown(kind)}.",
             allowed=f"Read is {' or '.join(languages)}.",
         )
-    if config.get("quantization_config") or text.get("quantization_config"):
+    block = config.get("quantization_config") or text.get("quantization_config")
+    language, defaults = languages[str(kind)]
+    built = FAMILIES.get(language)
+    if block and built:
         raise UserError(f"{source} is of a quantized {architecture}.", todo="Give the folder in 16 bit, and quant=...")
-    built, defaults = languages[str(kind)]
     own = {key: value for key, value in text.items() if key not in _PARTS}
     if architecture not in (LLAVA, LLAVA_NEXT) and type(tied := config.get("tie_word_embeddings")) is bool:
         own["tie_word_embeddings"] = tied
     for key in ("rope_scaling", "rope_parameters"):
-        if isinstance(block := own.get(key), Mapping) and any(axis in block for axis in _AXES):
+        if isinstance(rope := own.get(key), Mapping) and any(axis in rope for axis in _AXES):
             own[key] = {
-                name: "default" if value == "mrope" else value for name, value in block.items() if name not in _AXES
+                name: "default" if value == "mrope" else value for name, value in rope.items() if name not in _AXES
             }
     dtype = next((each[key] for each in (text, config) for key in ("dtype", "torch_dtype") if each.get(key)), None)
-    named = {"architectures": [str(built)], "model_type": FAMILIES[built].model_type}
+    named: dict[str, Any] = {"architectures": [str(language)], "model_type": built.model_type if built else kind}
+    if block:
+        named["quantization_config"] = block
     return {**defaults, **own, **named, **({"dtype": dtype} if dtype else {})}
 
 

@@ -9,26 +9,8 @@ from typing import Any
 from pipelines.domain.errors import ConfigNumbers, UserError, shown
 from pipelines.domain.families import FAMILIES, SIZED, Architecture, Family, SizedFamily
 from pipelines.domain.language_model import whole
+from pipelines.domain.mixture_layers import Latent, mixture_layers
 from pipelines.domain.rotary import LAYER_TYPES, Rotary, check_rope
-
-
-@dataclass(frozen=True, slots=True)
-class Latent:
-    """Multi-head latent attention (MLA): the KV cache holds one compressed vector of a token for all heads.
-
-    Attributes:
-        query_rank: width that queries are compressed to.
-        kv_rank: width that keys and values are compressed to.
-        rope_dim: channels with rotary positions of a query head, and of the key that all heads share.
-        plain_dim: channels of a query or key head without positions.
-        value_dim: channels of a value head.
-    """
-
-    query_rank: int
-    kv_rank: int
-    rope_dim: int
-    plain_dim: int
-    value_dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +96,15 @@ class ModelShape:
         supported = architecture in FAMILIES
         if buildable and not supported:
             read.refuse()
+            does, todo = "know", ""
+            if architecture in SIZED:
+                does, todo = "build", "Only make size and make simulate read its config.json."
+            elif whole(config):
+                todo = "Give its folder as model.path: then its language model is taken out."
             raise UserError(
-                f"{source} names the architecture {shown(architecture or None)}, which this project does not know.",
+                f"{source} names the architecture {shown(architecture or None)}, which this project does not {does}.",
                 allowed=f"Known: {', '.join(FAMILIES)}.",
-                todo="Give its folder as model.path: then its language model is taken out." if whole(config) else "",
+                todo=todo,
             )
         if not supported and architecture not in SIZED:
             read.refuse()
@@ -132,21 +119,19 @@ class ModelShape:
             read.fault(f"has num_key_value_heads={kv_heads}, which does not divide num_attention_heads={heads}.")
         if read.fine and (config.get("head_dim") is None or architecture in _WHOLE_HEADS) and hidden % heads:
             read.fault(f"has hidden_size={hidden}, which num_attention_heads={heads} does not divide.")
-        shape = cls(
-            architecture=architecture if supported else "",
-            num_hidden_layers=read.size("num_hidden_layers"),
-            hidden_size=hidden,
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            head_dim=read.size("head_dim", max(1, hidden // heads)),
-            intermediate_size=_inner(read, architecture),
-            vocab_size=read.size("vocab_size"),
-            max_position_embeddings=read.size("max_position_embeddings"),
-            tie_word_embeddings=read.switch("tie_word_embeddings", False),
+        sizes: dict[str, Any] = {
+            "num_hidden_layers": read.size("num_hidden_layers"),
+            "hidden_size": hidden,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "head_dim": read.size("head_dim", max(1, hidden // heads)),
+            "intermediate_size": _inner(read, architecture),
+            "vocab_size": read.size("vocab_size"),
+            "max_position_embeddings": read.size("max_position_embeddings"),
+            "tie_word_embeddings": read.switch("tie_word_embeddings", False),
             **_other_sizes(read, architecture),
-            mxfp4=holds_mxfp4(config),
-            name=name,
-        )
+        }
+        shape = cls(architecture if supported else "", **sizes, mxfp4=holds_mxfp4(config), name=name)
         read.check_reals()
         if family is not None and buildable:
             _check_built(read, family, shape.head_dim)
@@ -221,7 +206,8 @@ class ModelShape:
         """Weights of q, k, v and the output projection of one layer. DeepSeek V3: 187,105,280."""
         if (mla := self.latent) is None:
             return self.hidden_size * self.head_dim * 2 * (self.num_attention_heads + self.num_key_value_heads)
-        queries = mla.query_rank * (self.hidden_size + self.num_attention_heads * (mla.plain_dim + mla.rope_dim))
+        heads = self.num_attention_heads * (mla.plain_dim + mla.rope_dim)
+        queries = mla.query_rank * (self.hidden_size + heads) if mla.query_rank else self.hidden_size * heads
         keys = mla.kv_rank * self.num_attention_heads * (mla.plain_dim + mla.value_dim)
         return queries + self.hidden_size * (mla.kv_rank + mla.rope_dim) + keys + self.output_params
 
@@ -428,13 +414,14 @@ def _check_activation(read: ConfigNumbers, family: Family) -> None:
 
 
 UNREAD = {
+    "index_topk": "its attention reads the tokens that an indexer with a cache of its own chooses",
     "kv_lora_rank": "its KV cache holds latent vectors (MLA), not heads",
     "text_config": "it has several parts, and the language model's sizes are in text_config",
     "llm_config": "it has several parts, and the language model's sizes are in llm_config",
     "linear_num_value_heads": "some of its layers have linear attention and no KV cache",
     "hybrid_override_pattern": "some of its layers are state-space layers without a KV cache",
     "mamba_num_heads": "some of its layers are state-space layers without a KV cache",
-    "n_routed_experts": "its layers are not alike: some have experts, shared ones beside them, and some a dense MLP",
+    "n_routed_experts": "which of its layers have experts, and what is beside them, is not read",
     "moe_intermediate_size": "not all of its layers may have the same experts",
     "interleave_moe_layer_step": "some of its layers have experts and some a dense MLP",
 }
@@ -447,7 +434,7 @@ def _not_sized(config: Mapping[str, Any], source: str, architecture: str) -> Use
     return UserError(
         f"{source} names the architecture {shown(architecture or None)}, whose memory and speed are not modelled{why}.",
         allowed=f"Sized are {', '.join((*FAMILIES, *SIZED))}.",
-        todo="Where the table of models has it, name it (sizing.model=deepseek-r1, llama-4-maverick, ...). Or size the "
+        todo="Where the table of models has it, name it (sizing.model=falcon-40b, ...). Or size the "
         "fleet from a benchmark of it: make size sizing.measured=results.json "
         "sizing.peak_rate=..., or from the rate of one instance, sizing.rate=...",
     )
@@ -457,6 +444,8 @@ def _other_sizes(read: ConfigNumbers, architecture: str) -> dict[str, Any]:
     """Return fields that only some configurations state; the architecture's own values take precedence."""
     if architecture not in FAMILIES:
         sized = SIZED[architecture]
+        if sized.layers:
+            return mixture_layers(read, sized)
         return _stated_experts(read, needed=read.has("num_local_experts", "num_experts")) | _windows(read, sized)
     family, implied = FAMILIES[architecture], implied_sizes(architecture)
     experts = _stated_experts(read, needed=True) if family.experts else {}

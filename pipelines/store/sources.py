@@ -162,9 +162,9 @@ def model_source(
     if (folder / "config.json").exists():
         check_links(folder, key)
     config = model_config(folder, key)
+    shape = ModelShape.from_hf_config(config, str(folder / "config.json"))  # before anybody fetches missing weights
     if weights:
         _check_weights(folder, key)
-    shape = ModelShape.from_hf_config(config, str(folder / "config.json"))
     meant = _is_meant if weights else Path.is_file
     files = sorted({path for pattern in MODEL_PATTERNS for path in folder.glob(pattern) if meant(path)})
     for path in files:  # before hashing, which takes long for large files

@@ -5,13 +5,19 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pipelines.checkpoint.declarations import packing_of, quantization_of
+from pipelines.checkpoint.given import WITH_ACTIVATIONS, given_format
 from pipelines.domain.errors import UserError, did_you_mean
-from pipelines.domain.families import BUILT, FAMILIES
-from pipelines.domain.model_shape import Latent, ModelShape
+from pipelines.domain.families import BUILT, FAMILIES, SIZED
+from pipelines.domain.formats import BY_QUANT_ALGO
+from pipelines.domain.mixture_layers import Latent
+from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.registry import LLM_API, TENSORRT_LLM, EngineDescription, with_setting
 from pipelines.settings.root import Settings
 from pipelines.store.sources import model_config
@@ -40,8 +46,7 @@ def known_model(settings: Settings) -> ModelShape:
         return model_named(settings.sizing.model)
     model = settings.model
     if model.folder is not None:
-        source = str(model.folder / "config.json")
-        return ModelShape.from_hf_config(model_config(model.folder), source, name=model.label, buildable=False)
+        return _in_folder(model.folder, model.label)
     if model.shape is not None:
         return model.shape.to_shape(model.label)
     raise UserError(
@@ -49,6 +54,55 @@ def known_model(settings: Settings) -> ModelShape:
         todo="Name a model of pipelines/predict/performance/models.csv (sizing.model=llama-3.1-8b), or one of "
         "conf/model, or give model.path.",
     )
+
+
+def _in_folder(folder: Path, name: str) -> ModelShape:
+    """Return the shape of a model from its folder; of one that is not built here, also what the folder holds.
+
+    Raises:
+        UserError: the model is not known, or a file of the folder is damaged.
+    """
+    config = model_config(folder)
+    shape = ModelShape.from_hf_config(config, str(folder / "config.json"), name=name, buildable=False)
+    family = None if shape.architecture else SIZED[config["architectures"][0]]
+    if family is None or not family.layers:
+        return shape
+    form, kept = "none", {}
+    if (block := quantization_of(folder, config)) is not None:
+        form = _form_of(block)
+        kept = {form: "blocks" if block.get("weight_block_size") else _kept_in_16_bit(block, shape)}
+    return replace(shape, published={form: str(folder)} if family.llm_api else {}, in_16_bit=kept)
+
+
+def _form_of(block: Mapping[str, Any]) -> str:
+    """Return the format that a folder declares: one of `quant`, or the method's own name where none is like it."""
+    method, algorithm = str(block.get("quant_method")), block.get("quant_algo")
+    if method == "modelopt" and algorithm not in BY_QUANT_ALGO:
+        return str(algorithm)
+    known = method in ("modelopt", "fp8") or (method == "compressed-tensors" and packing_of(block) in WITH_ACTIVATIONS)
+    return given_format(block).qformat.value if known else method
+
+
+def _kept_in_16_bit(block: Mapping[str, Any], shape: ModelShape) -> str:
+    """Return what of attention is left out of the quantization, as `ModelShape.in_16_bit`: judged by a middle layer."""
+    lists = (block.get(key) for key in ("exclude_modules", "ignore", "modules_to_not_convert"))
+    globs = [_glob(str(each)) for names in lists if isinstance(names, list) for each in names]
+
+    def left_out(linear: str) -> bool:
+        name = f"model.layers.{shape.num_hidden_layers // 2}.self_attn.{linear}"
+        return any(fnmatchcase(place, glob) for glob in globs for place in (name, f"language_model.{name}"))
+
+    queries = "q_b_proj" if shape.latent is not None and shape.latent.query_rank else "q_proj"
+    if not left_out(queries):
+        return ""
+    return "attention" if left_out("o_proj") else "q_kv"
+
+
+def _glob(pattern: str) -> str:
+    """Return a regular expression ("re:..."), which only has to match the beginning, as a pattern of a shell."""
+    if not pattern.startswith("re:"):
+        return pattern
+    return pattern[3:].replace(".*", "*").replace("\\.", ".").strip("^$") + "*"
 
 
 def engine_of(settings: Settings, model: ModelShape) -> EngineDescription:

@@ -17,6 +17,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.gpus import GpuSpec
 from pipelines.predict.performance.limits import engine_sizes
 from pipelines.predict.performance.memory import USUAL_GROUP, EngineSizes, rank_weight_bytes
+from pipelines.predict.performance.models import models
 from pipelines.predict.performance.physics import Parameters, expert_activation, facts, iteration_cost
 from pipelines.predict.simulator.interface import Admission
 from pipelines.predict.simulator.run import IterationCost
@@ -314,8 +315,9 @@ class PerformanceModel:
             return "without mixtures of experts"
         if setup.tp > 1 and not setup.attention_dp:
             return "of mixtures of experts only on one GPU, or with attention data parallel ranks"
-        measured = self.mixtures["models"].get(setup.model.name, ())
-        return "" if setup.gpu.name in measured else f"with other mixtures of experts than {setup.model.name}"
+        on_gpu = [name for name, gpus in self.mixtures["models"].items() if setup.gpu.name in gpus]
+        known = setup.model.name in on_gpu or any(models()[name] == setup.model for name in on_gpu)  # a folder's name
+        return "" if known else f"with other mixtures of experts than {setup.model.name}"
 
     def provenance(self, setup: Setup) -> tuple[Provenance, str]:
         """Return the origin of a setup's coefficients, and the reason."""

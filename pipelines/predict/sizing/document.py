@@ -62,12 +62,11 @@ def pareto(result: Result, run_label: str) -> Figure:
     def draw(figure: Drawing, theme: Theme) -> None:
         left, right = figure.subplots(1, 2)
         axis(left, "Time to first token", f"TTFT {percent}, ms", "requests/s per GPU")
-        _panel(left, result, theme, lambda seen: 1000 * seen.at(question.percentile)["ttft"], less_x=True)
-        _limit(left, question.slo.ttft_ms, theme)
+        slo, itl = question.slo, question.slo.itl_ms
+        _panel(left, result, theme, lambda seen: 1000 * seen.at(question.percentile)["ttft"], slo.ttft_ms, less_x=True)
         axis(right, "Speed for each user", f"tokens/s per user (1 / ITL {percent})", "")
-        _panel(right, result, theme, lambda seen: 1 / seen.at(question.percentile)["itl"], less_x=False)
-        itl = question.slo.itl_ms
-        _limit(right, None if itl is None else 1000 / itl, theme, side="left")
+        least = None if itl is None else 1000 / itl
+        _panel(right, result, theme, lambda seen: 1 / seen.at(question.percentile)["itl"], least, less_x=False)
 
     best = result.answer.chosen
     return plot(
@@ -89,7 +88,7 @@ def pareto(result: Result, run_label: str) -> Figure:
     )  # fmt: skip
 
 
-def _panel(axes: Axes, result: Result, theme: Theme, x_of: XOf, *, less_x: bool) -> None:
+def _panel(axes: Axes, result: Result, theme: Theme, x_of: XOf, limit: float | None, *, less_x: bool) -> None:
     options = result.answer.options[: len(result.ladders)]
     curves = [
         [(x, one.rate / option.gpus) for one in seen if math.isfinite(x := x_of(one))]
@@ -114,14 +113,14 @@ def _panel(axes: Axes, result: Result, theme: Theme, x_of: XOf, *, less_x: bool)
     )
     axes.set_ylim(0, 1.18 * max(y for _, y in every))
     axes.set_xlim(0, 1.12 * max(x for x, _ in every))
-    axes.figure.canvas.draw()
+    if limit is not None:
+        _limit(axes, limit, theme, side="right" if less_x else "left")
+    axes.figure.canvas.draw()  # the final limits, which determine the positions of the names
     if less_x:  # both panels use the same colours
         beside(axes, ends, every, theme["muted"])
 
 
-def _limit(axes: Axes, value: float | None, theme: Theme, *, side: str = "right") -> None:
-    if value is None or not axes.axison:
-        return
+def _limit(axes: Axes, value: float, theme: Theme, side: str) -> None:
     axes.set_xlim(right=max(axes.get_xlim()[1], 1.06 * value))
     axes.axvline(value, color=theme["bad"], linewidth=1, linestyle=(0, (4, 3)))
     axes.annotate(

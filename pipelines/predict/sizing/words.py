@@ -155,7 +155,8 @@ def checkpoint_text(setup: Setup) -> str:
     if folder := model.published.get(form):
         return f"{folder} as published, not made here"
     if model.published and not model.architecture:
-        return f"no published folder of {model.name} in {form} is known here, and none is made: sizes as if there were"
+        others = f"no published folder of {model.name} in {form} is known here (only {', '.join(model.published)})"
+        return f"{others}, and none is made: sizes as if there were"
     return ""
 
 

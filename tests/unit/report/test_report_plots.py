@@ -3,9 +3,10 @@
 import dataclasses
 
 import pytest
+from matplotlib.figure import Figure
 
 from pipelines.document.blocks import Column, Table
-from pipelines.document.canvas import apart
+from pipelines.document.canvas import apart, beside
 from pipelines.document.show import flat, ms, number, settings_text, when
 from pipelines.domain.benchmark import Distribution
 from pipelines.report.collect import collect
@@ -34,6 +35,21 @@ def test_names_keep_their_order_and_distance():
 
 def test_names_at_the_top_move_down():
     assert apart([0.98, 1.0], 0.1) == pytest.approx([0.9, 1.0])
+
+
+def test_no_name_of_a_curve_lies_over_the_axis_beside_it():
+    """Three curves that end near the y axis: names stand to their right or in the column beside the picture."""
+    figure = Figure(figsize=(3.6, 3.7))
+    axes = figure.subplots()
+    axes.set_xlim(0, 1000)
+    axes.set_ylim(0, 10)
+    figure.canvas.draw()
+    points = [(20.0, 5.0), (20.0, 5.1), (21.0, 5.2)]
+    beside(axes, [(point, "DEP 8 nvfp4, KV fp8", "black") for point in points], points, "grey")
+    names = list(axes.texts)
+    assert len(names) == 3
+    wall, _ = axes.transAxes.transform((0, 0))
+    assert all(name.get_window_extent().x0 > wall for name in names)
 
 
 @pytest.mark.parametrize(

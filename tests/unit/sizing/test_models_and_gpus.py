@@ -193,11 +193,11 @@ def test_mixtures_with_equal_layers_have_the_published_sizes(architecture):
 @pytest.mark.parametrize(
     ("architecture", "keys", "why"),
     [
-        ("DeepseekV3ForCausalLM", {"kv_lora_rank": 512, "n_routed_experts": 256}, r"latent vectors \(MLA\)"),
-        ("KimiK2ForCausalLM", {"kv_lora_rank": 512}, r"latent vectors \(MLA\)"),
-        ("Glm4MoeForCausalLM", {"n_routed_experts": 160, "first_k_dense_replace": 3}, "its layers are not alike"),
+        ("DeepseekV32ForCausalLM", {"kv_lora_rank": 512, "index_topk": 2048}, "an indexer with a cache of its own"),
+        ("MiniCPM3ForCausalLM", {"kv_lora_rank": 256}, r"latent vectors \(MLA\)"),
+        ("Dots1ForCausalLM", {"n_routed_experts": 128, "first_k_dense_replace": 1}, "which of its layers have experts"),
         ("Qwen3NextForCausalLM", {"linear_num_value_heads": 32, "num_experts": 512}, "linear attention"),
-        ("Llama4ForConditionalGeneration", {"text_config": {"num_local_experts": 16}}, "sizes are in text_config"),
+        ("KimiK25ForConditionalGeneration", {"text_config": {"kv_lora_rank": 512}}, "sizes are in text_config"),
         ("NemotronHForCausalLM", {"hybrid_override_pattern": "M-M*"}, "state-space layers"),
         ("InventedForCausalLM", {}, "not modelled"),
         (None, {}, "names the architecture None"),
