@@ -66,7 +66,8 @@ _OWN = ("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")
 def whole(config: Mapping[str, Any]) -> str | None:
     """Return the architecture of a model whose language model is one part; None for any other."""
     named = config.get("architectures")
-    return named[0] if isinstance(named, list) and len(named) == 1 and named[0] in LANGUAGES else None
+    only = named[0] if isinstance(named, list) and len(named) == 1 else None
+    return only if isinstance(only, str) and only in LANGUAGES else None
 
 
 def language_config(config: Mapping[str, Any], source: str) -> dict[str, Any]:
