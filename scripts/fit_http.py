@@ -25,7 +25,28 @@ from pipelines.predict.performance.measured import Measured, MeasuredLevel
 from pipelines.predict.performance.modelled import run_trial, trial
 from pipelines.predict.performance.read_measured import ELSEWHERE, from_result
 from pipelines.settings.compose import load
-from scripts.fit_cpu import closed, lengths, rate, resolved
+
+
+def lengths(isl: int, osl: int) -> tuple[str, ...]:
+    """Return settings for normal lengths with a standard deviation of a quarter of the mean.
+
+    Identical requests in a closed loop would run in lockstep, which real users never do.
+    """
+    return (
+        f"workload.isl={{distribution: normal, mean: {isl}, stdev: {isl // 4}, min: 16}}",
+        f"workload.osl={{distribution: normal, mean: {osl}, stdev: {osl // 4}, min: 8}}",
+    )
+
+
+def closed(users: int, words: Sequence[str]) -> tuple[str, ...]:
+    """Return the settings of a closed loop."""
+    return (f"benchmark.concurrency={users}", *words)
+
+
+def rate(arrival: str, share: float, words: Sequence[str]) -> tuple[str, ...]:
+    """Return the settings of an open loop at a share of the capacity."""
+    return (f"workload={arrival}", f"benchmark.request_rate=@{share}", *words)
+
 
 MIXED = (
     "workload.isl={distribution: uniform, min: 16, max: 320}",
@@ -39,6 +60,13 @@ APART = (
 )  # fmt: skip
 SHOWN = {"TTFT mean": ("ttft_s", "mean", 5.0), "TTFT P99": ("ttft_s", "p99", 10.0), "TPOT mean": ("itl_s", "mean", 2.0)}
 """Metrics by name: distribution, value, and the goal for the median error, %."""
+
+
+def resolved(words: Sequence[str], capacity: float) -> list[str]:
+    """Replace rates given as shares of the capacity with requests per second."""
+    return [
+        f"{word.split('@')[0]}{capacity * float(word.split('@')[1]):.2f}" if "@" in word else word for word in words
+    ]
 
 
 def measure(url: str, folder: Path, words: Sequence[str], place: Path) -> Measured:

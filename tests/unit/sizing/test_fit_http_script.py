@@ -1,4 +1,4 @@
-"""The demonstration on the CPU engine: its loads are possible, none is fitted and predicted, errors are by hand."""
+"""The check of `make calibrate` over HTTP: its loads are possible; a row shows measured, modelled and the error."""
 
 from dataclasses import replace
 
@@ -10,19 +10,14 @@ from pipelines.predict.performance.calibrate_command import comparison
 from pipelines.predict.performance.fit import FittedLevel
 from pipelines.predict.performance.measured import MeasuredLevel
 from pipelines.settings.compose import load
-from scripts.fit_cpu import BASE, FITTED, PILOT, UNSEEN, markdown, medians, over_rounds, repeatability, resolved
+from scripts.fit_http import APART, MIXED, resolved
 
 
-@pytest.mark.parametrize("words", [PILOT, *FITTED, *UNSEEN])
+@pytest.mark.parametrize("words", [MIXED, *APART])
 def test_every_load_composes_and_fits_the_engine(words):
-    settings = load([*BASE, *resolved(words, 20.0)])
+    settings = load(["quant=none", "engine=openvino", *resolved(words, 20.0)])
     assert not load_faults(settings.workload, settings.benchmark)
     assert (settings.workload.isl.longest or 0) <= settings.build.max_input_len
-
-
-def test_at_least_six_loads_are_predicted_and_none_of_them_is_fitted():
-    assert len(UNSEEN) >= 6
-    assert not set(UNSEEN) & set(FITTED)
 
 
 def test_rates_are_shares_of_the_capacity():
@@ -47,17 +42,6 @@ def row(real, made):
         **lengths,
     )
     return FittedLevel(level, summary)
-
-
-def test_the_table_has_the_medians_of_errors_and_of_repeats():
-    """Rounds of 1.0 and 1.44 have the mean 1.2, predicted as 1.32: +10 %; 2.0 twice, predicted as 2.6: +30 %."""
-    rows = [[row(1.0, 1.32), row(1.44, 1.32)], [row(2.0, 2.6), row(2.0, 2.6)]]
-    assert medians([over_rounds(rounds) for rounds in rows])["rps"] == pytest.approx(20)
-    assert repeatability(rows)["rps"] == pytest.approx(44)
-    text = markdown(rows, load(list(BASE)), "the command", "2 cores", "2026-11-21, load 0.1")
-    assert "| median error of the prediction, % | 20.0 | 20.0 | 20.0 | 20.0 |" in text
-    assert text.count("| concurrency 4, ISL 100, OSL 10 |") == 2
-    assert "`the command`: tiny_gemma none, engine openvino on one thread, TP 1, 2 cores, 2026-11-21, load 0.1." in text
 
 
 def test_a_row_shows_what_was_measured_what_is_modelled_and_the_difference():
