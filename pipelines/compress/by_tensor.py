@@ -31,7 +31,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import Progress
-from pipelines.domain.rotary import local_rope
+from pipelines.domain.rotary import Rotary, local_rope
 
 LINEARS = {
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -346,7 +346,7 @@ def checkpoint_config(
         "share_embedding_table": shape.family.head_is_embedding and pp_size == 1,
         "residual_mlp": False,
         "bias": shape.family.attention_bias and bool(config.get("attention_bias")),  # of the output projection
-        "rotary_pct": 1.0,
+        "rotary_pct": Rotary.of(config).fraction,
         "rank": tp_size * pp_size - 1,
         "decoder": shape.family.modelopt_type,
         "rmsnorm": True,

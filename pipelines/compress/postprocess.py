@@ -17,7 +17,7 @@ from pipelines.checkpoint.tensors import read_header
 from pipelines.compress.specs import QuantSpec
 from pipelines.domain.families import FAMILIES, settled
 from pipelines.domain.formats import FORMATS, KvFormat
-from pipelines.domain.rotary import rope_base, rope_scaling
+from pipelines.domain.rotary import long_rope, rope_base, rope_scaling
 
 _KNOWN_QUANTIZATION_KEYS = {field.name for field in fields(Quantization)}
 _PREQUANT = ".prequant_scaling_factor"
@@ -110,6 +110,6 @@ def _activation(name: str) -> str:
 
 
 def _rotary(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rotary_base and rotary_scaling; ModelOpt misses both in a config written by Transformers 5."""
+    """Return what says how positions are encoded; ModelOpt misses it in a config written by Transformers 5."""
     config = settled(hf_config)
-    return {"rotary_base": rope_base(config), "rotary_scaling": rope_scaling(config)}
+    return {"rotary_base": rope_base(config), "rotary_scaling": rope_scaling(config), **long_rope(config)}

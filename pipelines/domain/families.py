@@ -32,11 +32,11 @@ class Architecture(StrEnum):
 
 Feature = Literal[
     "llm_api", "nvfp4", "reduce_fusion", "user_buffer", "norm_quant_fusion", "swiglu", "decoding_heads", "lookahead",
-    "llava", "edge",
+    "llava", "edge", "long_rope",
 ]  # fmt: skip
 """Parts of TensorRT-LLM that exist for some families only: its PyTorch backend, the format NVFP4, three fusions, the
 FP8 kernel with SwiGLU, the conversion of Medusa, ReDrafter and EAGLE heads, lookahead decoding, LLaVA's vision
-encoder. "edge" is TensorRT Edge-LLM."""
+encoder, long_rope and heads that are rotated in part. "edge" is TensorRT Edge-LLM."""
 
 
 _TWO_NORMS = ("input_layernorm", "post_layernorm")
@@ -305,8 +305,10 @@ _ROWS = (
         fused_linears=True,
         attention_bias=False,
         not_exported=_ONLY_WITH_TENSORRT_LLM,
-        features=frozenset({"llm_api", "edge"}),
-        defaults=_ALL | {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "sliding_window": None},
+        features=frozenset({"llm_api", "edge", "long_rope"}),
+        defaults=_ALL
+        | {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "sliding_window": None}
+        | {"original_max_position_embeddings": 4096},
     ),
     Family(
         name="qwen2",

@@ -15,7 +15,9 @@ from pipelines.domain.errors import ConfigNumbers, shown
 from pipelines.domain.families import Architecture, settled
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Types of scaling that both engines compute from a TensorRT-LLM checkpoint."""
+"""Types of scaling that both engines compute from a TensorRT-LLM checkpoint of any family."""
+LONGROPE = "longrope"
+"""The type of Phi-3 and Phi-4: a factor for each pair of channels, others beyond the original context."""
 DEFAULT_BASE = 10000.0
 
 _NUMBERS: Mapping[str, tuple[str, ...]] = {
@@ -32,9 +34,11 @@ _NUMBERS: Mapping[str, tuple[str, ...]] = {
 """Types of scaling that Transformers knows, in any family, and the numbers that each needs."""
 _LISTS = {"longrope": ("short_factor", "long_factor"), "su": ("short_factor", "long_factor")}
 _WITH_ORIGINAL = ("llama3", "yarn", "longrope")
+_MSCALES = ("factor", "short_mscale", "long_mscale")
 _ENGINES_DIFFER = ("attention_factor", "mscale", "mscale_all_dim")
 _ORIGINAL = "original_max_position_embeddings"
 LAYER_TYPES = ("full_attention", "sliding_attention")
+PLAIN_LONGROPE = "longrope works with short_factor and long_factor alone."
 PLAIN_YARN = (
     "yarn works with factor, original_max_position_embeddings, beta_fast and beta_slow, a rotary base above 1, and"
     " neither attention_factor, mscale nor mscale_all_dim."
@@ -48,7 +52,7 @@ def rope_scaling(config: Mapping[str, Any]) -> dict[str, Any] | None:
     inside; without any, it is max_position_embeddings. yarn's factor may be null: the ratio of the two.
     """
     block = _block(config)
-    kind = _kind(block)
+    kind = kind_of(config)
     if kind == "default":
         return None
     scaling = {key: value for key, value in block.items() if key != "rope_theta"}
@@ -60,6 +64,29 @@ def rope_scaling(config: Mapping[str, Any]) -> dict[str, Any] | None:
     if kind == "yarn" and scaling.get("factor", 1) is None and scaling.get(_ORIGINAL):
         scaling["factor"] = config["max_position_embeddings"] / scaling[_ORIGINAL]
     return scaling
+
+
+def kind_of(config: Mapping[str, Any]) -> str:
+    """Return the type of scaling; Phi-3's class takes its older names, su and yarn, for longrope."""
+    kind = _kind(_block(config))
+    return LONGROPE if kind in ("su", "yarn") and config.get("architectures") == [Architecture.PHI3] else kind
+
+
+def long_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a TensorRT-LLM checkpoint says of longrope; empty for other scalings.
+
+    Source: `models/phi3/config.py` (Phi3Config.from_hugging_face).
+    """
+    if kind_of(config) != LONGROPE:
+        return {}
+    scaling = rope_scaling(config) or {}
+    return {
+        "position_embedding_type": "long_rope",
+        _ORIGINAL: scaling[_ORIGINAL],
+        "longrope_scaling_short_factors": scaling["short_factor"],
+        "longrope_scaling_long_factors": scaling["long_factor"],
+        "rotary_scaling": None,
+    }
 
 
 def rope_base(config: Mapping[str, Any]) -> float:
@@ -164,7 +191,7 @@ def _check_base(read: ConfigNumbers, config: Mapping[str, Any]) -> None:
 
 def _check_block(read: ConfigNumbers, config: Mapping[str, Any], name: str, head_dim: int) -> None:
     block = _block(config)
-    kind = _kind(block)
+    kind = kind_of(config)
     if kind not in _NUMBERS:
         read.fault(f"has {name}.rope_type={shown(kind)}.", f"Transformers knows {', '.join(_NUMBERS)}.")
         return
@@ -242,18 +269,23 @@ class Rotary:
         fraction: share of each head's channels that is rotated.
         differences: how an engine scales differently from Transformers, in words.
         truncate: whether yarn rounds the ends of its ramp to whole pairs of channels.
+        original: positions beyond which longrope has other factors; 0 for other types.
     """
 
     kind: str
     fraction: float
     differences: tuple[str, ...] = ()
     truncate: bool = True
+    original: int = 0
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Rotary:
         """Read a Hugging Face configuration."""
         config = settled(config)
-        kind, block = _kind(_block(config)), rope_scaling(config) or {}
+        kind, block = kind_of(config), rope_scaling(config) or {}
+        if kind == LONGROPE:
+            stated = tuple(f"{key}={block[key]}" for key in (*_ENGINES_DIFFER, *_MSCALES) if block.get(key) is not None)
+            return cls(kind, _fraction(config), stated, original=int(block.get(_ORIGINAL) or 0))
         if kind != "yarn":
             return cls(kind, _fraction(config))
         return cls(kind, _fraction(config), tuple(yarn_differences(block)), bool(block.get("truncate", True)))

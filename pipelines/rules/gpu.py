@@ -15,6 +15,7 @@ from pipelines.domain.formats import (
     lacks_int8_kv,
     lacks_integers,
 )
+from pipelines.domain.rotary import LONGROPE
 from pipelines.engines.tensorrt_llm.config import key_of
 from pipelines.rules.record import BUILT, CPU, GPU, Cases, DeploymentFacts, Rule, Severity, either, shape, sm
 from pipelines.rules.split import BUILDER, GEMMA, MODELOPT, PLUGIN, PRECISION, SUPPORT
@@ -204,14 +205,14 @@ RULES = (
         needs=("shape", "rotary"),
         when=lambda d: (
             d.rotary is not None
-            and d.rotary.kind != "default"
+            and d.rotary.kind not in ("default", LONGROPE)
             and shape(d).family.states_window
             and shape(d).family.trtllm_build
         ),
         failed="{d.label} scales its rotary positions by rope_type '{d.rotary.kind}', which TensorRT-LLM's"
         " {d.shape.family.title} would compute in another way than the model.",
         todo="Use engine=tensorrt_llm_llmapi.",
-        source="tensorrt_llm/layers/attention.py: Gemma 3's two bases are scaled alike; models/phi3/model.py: none is",
+        source="tensorrt_llm/layers/attention.py: Gemma 3's two bases alike; models/phi3/model.py: only longrope",
     ),
     family_rule(
         name="gemma-prefers-bfloat16",

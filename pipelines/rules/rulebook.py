@@ -8,7 +8,7 @@ from pipelines.domain.errors import Fault
 from pipelines.domain.families import titles
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
-from pipelines.domain.rotary import PLAIN_YARN, ROPE_TYPES, Rotary
+from pipelines.domain.rotary import LONGROPE, PLAIN_LONGROPE, PLAIN_YARN, ROPE_TYPES, Rotary
 from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.rules import attention, builder, cpu, edge, gpu, llmapi, lora, speculation, split
 from pipelines.rules.record import (
@@ -37,12 +37,20 @@ def _rotary(d: DeploymentFacts) -> Rotary:
     return d.rotary
 
 
+def _is_phi(d: DeploymentFacts) -> bool:
+    return d.shape is not None and "long_rope" in d.shape.family.features
+
+
 rotary_rule = partial(Rule, topic=TOPIC, engines=BUILT)
 ROTARY_RULES = (
     rotary_rule(
         name="rope-types-are-known",
         needs=("rotary",),
-        when=lambda d: _rotary(d).kind not in ROPE_TYPES and [{"known": either(ROPE_TYPES)}],
+        when=lambda d: (
+            _rotary(d).kind not in ROPE_TYPES
+            and not (_rotary(d).kind == LONGROPE and _is_phi(d))
+            and [{"known": either(ROPE_TYPES)}]
+        ),
         failed="{d.label} scales its rotary positions by rope_type '{d.rotary.kind}', which would be computed without"
         " its scaling.",
         allowed="A TensorRT-LLM checkpoint supports {known}.",
@@ -50,12 +58,20 @@ ROTARY_RULES = (
         source=ROPE,
     ),
     rotary_rule(
-        name="yarn-is-plain",
+        name="scaling-is-plain",
         needs=("rotary",),
-        when=lambda d: bool(_rotary(d).differences) and [{"found": either(_rotary(d).differences, "and")}],
-        failed="{d.label} scales its rotary positions by yarn with {found}, which an engine would compute in another"
-        " way than the model.",
-        allowed=PLAIN_YARN,
+        when=lambda d: (
+            bool(_rotary(d).differences)
+            and [
+                {
+                    "found": either(_rotary(d).differences, "and"),
+                    "plain": PLAIN_YARN if _rotary(d).kind == "yarn" else PLAIN_LONGROPE,
+                }
+            ]
+        ),
+        failed="{d.label} scales its rotary positions by {d.rotary.kind} with {found}, which an engine would compute in"
+        " another way than the model.",
+        allowed="{plain}",
         todo="Change the block in config.json if the model allows, or use engine=tensorrt_llm_llmapi.",
         source=ROPE,
     ),
@@ -70,12 +86,23 @@ ROTARY_RULES = (
         source=ROPE,
     ),
     rotary_rule(
+        name="longrope-keeps-to-its-original-context",
+        needs=("rotary", "shape"),
+        when=lambda d: (
+            0 < _rotary(d).original < (d.build.max_seq_len or shape(d).max_position_embeddings) and _is_phi(d)
+        ),
+        failed="{d.label} scales its rotary positions by longrope: sequences of more than {d.rotary.original} tokens"
+        " have factors of their own, which are not computed.",
+        todo="Set build.max_seq_len={d.rotary.original} or less, or use engine=tensorrt_llm_llmapi.",
+        source="tensorrt_llm/models/phi3/config.py: original_max_position_embeddings, two lists of factors",
+    ),
+    rotary_rule(
         name="heads-rotate-wholly",
         needs=("rotary",),
-        when=lambda d: _rotary(d).fraction != 1.0,
+        when=lambda d: _rotary(d).fraction != 1.0 and not _is_phi(d),
         failed="{d.label} rotates only a part of each head (partial_rotary_factor={d.rotary.fraction:g}), but all of it"
         " would be rotated.",
-        allowed="A TensorRT-LLM checkpoint rotates whole heads.",
+        allowed="Heads of Phi-3 may be rotated in part.",
         todo="Choose another model, or use engine=tensorrt_llm_llmapi.",
         source=ROPE,
     ),

@@ -60,9 +60,16 @@ def write_model(folder: Path, kind: str, **changes: Any) -> Path:
     return folder
 
 
+SHORT = [1 + each / 16 for each in range(24)]
+"""Factors of the 24 pairs that three quarters of a head of 64 channels are."""
 RANDOM: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3Text", {"head_dim": 64, "sliding_window": 32, "num_hidden_layers": 6}),
     "phi3": ("Phi3", {"sliding_window": 40}),
+    "phi3_longrope": (
+        "Phi3",
+        {"max_position_embeddings": 8192, "original_max_position_embeddings": 1024, "partial_rotary_factor": 0.75}
+        | {"rope_scaling": {"type": "longrope", "short_factor": SHORT, "long_factor": [2 * each for each in SHORT]}},
+    ),
     "phi3_without_window": ("Phi3", {"sliding_window": None}),
     "gpt_oss": (
         "GptOss",

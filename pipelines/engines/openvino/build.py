@@ -20,6 +20,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import MIB
 from pipelines.engines.openvino.graph import GraphBuilder
+from pipelines.engines.openvino.rope import original_context
 from pipelines.engines.port import BuildLimits, EngineFacts
 
 MODEL_FILE, CONFIG_FILE, FLAVOUR = "openvino_model.xml", "config.json", "openvino"
@@ -40,7 +41,7 @@ def build_engine(
             it.
     """
     opened = Checkpoint.open(checkpoint)
-    positions = opened.config.max_position_embeddings
+    positions = original_context(opened.config) or opened.config.max_position_embeddings
     if limits.max_seq_len > positions:
         raise UserError(
             f"max_seq_len={limits.max_seq_len} is more than the model's {positions} positions.",

@@ -389,10 +389,10 @@ def check_supported(checkpoint: Checkpoint) -> None:
     for key in _NOT_BUILT:
         if config.raw.get(key):
             raise UserError(f"{key}={config.raw[key]} is not supported by engine=openvino.")
-    if config.raw.get("position_embedding_type", "rope_gpt_neox") != "rope_gpt_neox":
+    if config.raw.get("position_embedding_type", "rope_gpt_neox") not in ("rope_gpt_neox", "long_rope"):
         raise UserError(
             f"position_embedding_type='{config.raw['position_embedding_type']}' is not supported by engine=openvino.",
-            allowed="It supports rope_gpt_neox.",
+            allowed="It supports rope_gpt_neox and long_rope.",
         )
     for name in checkpoint:
         module, _, leaf = name.rpartition(".")
@@ -413,11 +413,14 @@ def _dims(node: ov.Node, axis: int) -> ov.Node:
 
 
 def _rotate(x: ov.Node, shared: _Inputs) -> ov.Node:
-    """Rotate channel pairs (i, i + D/2) by their angle (GPT-NeoX order): x cos + (-x2, x1) sin."""
-    half = x.get_output_partial_shape(0)[3].get_length() // 2
-    first, second = (_channels(x, start, start + half) for start in (0, half))
+    """Rotate pairs (i, i + D/2) of the first D channels by their angle (GPT-NeoX order): x cos + (-x2, x1) sin."""
+    whole, rotated = (each.get_output_partial_shape(0)[3].get_length() for each in (x, shared.cos))
+    kept = [_channels(x, rotated, whole)] if rotated < whole else []
+    x = _channels(x, 0, rotated) if kept else x
+    first, second = (_channels(x, start, start + rotated // 2) for start in (0, rotated // 2))
     turned = op.concat([op.multiply(second, np.full((1, 1, 1, 1), -1, dtype=np.float32)), first], -1)
-    return op.add(op.multiply(x, shared.cos), op.multiply(turned, shared.sin))
+    x = op.add(op.multiply(x, shared.cos), op.multiply(turned, shared.sin))
+    return op.concat([x, *kept], -1) if kept else x
 
 
 def _channels(x: ov.Node, start: int, stop: int) -> ov.Node:

@@ -19,29 +19,26 @@ YARN_FAST, YARN_SLOW = 32.0, 1.0
 
 
 def inverse_frequencies(config: CheckpointConfig, *, local: bool = False) -> np.ndarray[Any, Any]:
-    """Return the angle per position of each pair of channels, float32 [head_size / 2].
+    """Return the angle per position of each pair of channels, float32 [rotated channels / 2].
 
-    base^(-2 i / head_size), then scaled as `rotary_scaling` says:
+    base^(-2 i / rotated channels), then scaled as `rotary_scaling` says:
         linear  all divided by factor
         llama3  wavelengths above original / low_freq_factor divided by factor, below original / high_freq_factor
                 kept, smoothly mixed between (Llama 3.1, `rope_type: llama3`)
         yarn    pairs that turn often over the original context kept, those that turn rarely divided by factor, a ramp
-                over the pairs between (Peng et al., 2023), whose ends are whole pairs unless truncate=false; queries
-                and keys also grow by `attention_factor`
+                over the pairs between (Peng et al., 2023), whose ends are whole pairs unless truncate=false
+    and as `long_rope` says, within the original context: each pair divided by its own short factor. With yarn and
+    long_rope, queries and keys also grow by `attention_factor`.
 
     Args:
         config: of the checkpoint.
         local: of layers with a window, if these have a base of their own (Gemma 3), which is not scaled.
 
     Raises:
-        UserError: the scaling type is unknown, or only a part of each head is rotated.
+        UserError: the scaling type is unknown.
     """
-    if config.raw.get("rotary_pct", 1.0) != 1.0:
-        raise UserError(
-            f"The checkpoint has rotary_pct={config.raw['rotary_pct']}.",
-            allowed="Only 1.0 is supported by engine=openvino.",
-        )
-    exponents = np.arange(0, config.head_size, 2, dtype=np.float64) / config.head_size
+    rotated = int(config.head_size * float(config.raw.get("rotary_pct", 1.0)))
+    exponents = np.arange(0, rotated, 2, dtype=np.float64) / rotated
     if local:
         return (float(config.raw["rope_local_base_freq"]) ** -exponents).astype(np.float32)
     plain = config.rotary_base**-exponents
@@ -51,6 +48,8 @@ def inverse_frequencies(config: CheckpointConfig, *, local: bool = False) -> np.
             f"The checkpoint has rotary_scaling of type '{kind}', which is not supported by engine=openvino.",
             allowed=f"Known: {', '.join(SCALINGS)}.",
         )
+    if original_context(config):
+        plain = plain / _short_factors(config, len(plain))
     if kind == "linear":
         plain = plain / float(scaling["factor"])
     if kind == "llama3":
@@ -61,11 +60,40 @@ def inverse_frequencies(config: CheckpointConfig, *, local: bool = False) -> np.
 
 
 def attention_factor(config: CheckpointConfig) -> float:
-    """Return the factor of rotated queries and of rotated keys: 0.1 ln(factor) + 1 for yarn, else 1."""
+    """Return the factor of rotated queries and of rotated keys.
+
+    0.1 ln(factor) + 1 for yarn, sqrt(1 + ln(positions / original) / ln(original)) for long_rope, else 1.
+    """
+    if original := original_context(config):
+        ratio = config.max_position_embeddings / original
+        return math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 else 1.0
     if _kind(config) != "yarn":
         return 1.0
     (factor,) = _numbers(config.rotary_scaling or {}, "yarn", "factor")
     return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def original_context(config: CheckpointConfig) -> int:
+    """Return the positions up to which long_rope has its short factors; 0 for other embeddings."""
+    if config.raw.get("position_embedding_type") != "long_rope":
+        return 0
+    original = config.raw.get("original_max_position_embeddings")
+    if type(original) is not int or original < 2:
+        raise UserError(
+            f"The checkpoint has position_embedding_type='long_rope' and original_max_position_embeddings={original}.",
+            allowed="It must be a number of tokens.",
+        )
+    return original
+
+
+def _short_factors(config: CheckpointConfig, pairs: int) -> np.ndarray[Any, Any]:
+    factors = config.raw.get("longrope_scaling_short_factors")
+    if not isinstance(factors, list) or len(factors) != pairs:
+        raise UserError(
+            f"The checkpoint has longrope_scaling_short_factors={str(factors)[:40]}.",
+            allowed=f"It must be {pairs} numbers, one for every two channels that are rotated.",
+        )
+    return np.array(factors, np.float64)
 
 
 def _kind(config: CheckpointConfig) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +14,19 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.verify import verify
+from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
+from pipelines.engines.openvino.engine import OpenVinoEngine
 from pipelines.engines.port import SamplingParams
-from tests.contract.engines.conftest import Workshop, relative_error, same_top, torch_logits
+from tests.contract.engines.conftest import LIMITS, Workshop, relative_error, same_top, torch_logits
+from tests.support.small_models import SHORT
 
 torch = pytest.importorskip("torch")
 
 MIXTURES = ("gpt_oss", "mixtral", "qwen3_moe")
 BY_TENSOR = ("gemma3", "phi3", *MIXTURES)
-KINDS = ("mistral", "qwen2", "qwen2_tied", "qwen2_yarn", "qwen", *BY_TENSOR)
+KINDS = ("mistral", "phi3_longrope", "qwen2", "qwen2_tied", "qwen2_yarn", "qwen", *BY_TENSOR)
 FORMATS = (
     QFormat.NONE, QFormat.FP8, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.W4A8_AWQ, QFormat.INT8_WO, QFormat.INT4_WO
 )  # fmt: skip
@@ -70,6 +75,19 @@ def test_greedy_text_is_transformers(kind: str, workshop: Workshop) -> None:
                 torch.tensor([prompt]), max_new_tokens=32, min_new_tokens=32, do_sample=False, pad_token_id=0
             )
         assert generation.token_ids == whole[0, len(prompt) :].tolist()
+
+
+def test_longrope_is_written_as_tensorrt_llm_reads_it(workshop: Workshop) -> None:
+    """Keys of `Phi3Config.from_hugging_face` (models/phi3/config.py@033f4067); longer engines are refused."""
+    checkpoint = workshop.checkpoint("phi3_longrope", QFormat.NONE)
+    config = json.loads((checkpoint / "config.json").read_text())
+    assert {key: config[key] for key in config if re.search("rope|rotary|original|position_embedding_type", key)} == {
+        "position_embedding_type": "long_rope", "original_max_position_embeddings": 1024, "rotary_pct": 0.75,
+        "longrope_scaling_short_factors": SHORT, "longrope_scaling_long_factors": [2 * each for each in SHORT],
+        "rotary_base": 10000.0, "rotary_scaling": None,
+    }  # fmt: skip
+    with pytest.raises(UserError, match=r"max_seq_len=1025 is more than the model's 1024 positions"):
+        OpenVinoEngine().build(checkpoint, replace(LIMITS, max_seq_len=1025), workshop.root / "long", SilentProgress())
 
 
 @pytest.mark.parametrize("kind", BY_TENSOR)

@@ -102,9 +102,36 @@ def test_yarn_needs_a_base_above_1() -> None:
         inverse_frequencies(config(rotary_base=1.0, rotary_scaling=YARN))
 
 
-def test_partly_rotated_heads_are_refused() -> None:
-    with pytest.raises(UserError, match=r"rotary_pct=0\.5"):
-        inverse_frequencies(config(rotary_pct=0.5))
+def test_partly_rotated_heads_have_fewer_pairs() -> None:
+    """4 of 8 channels: 10000^(-2i/4) for i = 0, 1."""
+    np.testing.assert_allclose(inverse_frequencies(config(rotary_pct=0.5)), [1, 0.01], rtol=1e-6)
+
+
+LONG_ROPE = {
+    "position_embedding_type": "long_rope", "original_max_position_embeddings": 16,
+    "longrope_scaling_short_factors": [1.0, 2.0, 4.0, 5.0], "longrope_scaling_long_factors": [9.0] * 4,
+}  # fmt: skip
+
+
+def test_long_rope_divides_each_pair_and_grows_by_the_contexts() -> None:
+    """64 positions of 16: sqrt(1 + ln 4 / ln 16) = sqrt(1.5)."""
+    long = config(**LONG_ROPE)
+    np.testing.assert_allclose(inverse_frequencies(long), [1, 0.05, 0.0025, 0.0002], rtol=1e-6)
+    assert attention_factor(long) == pytest.approx(1.5**0.5)
+    assert attention_factor(config(**LONG_ROPE, max_position_embeddings=16)) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"longrope_scaling_short_factors": [1.0]}, r"short_factors=\[1\.0\]\. It must be 4 numbers"),
+        ({"longrope_scaling_short_factors": None}, "short_factors=None"),
+        ({"original_max_position_embeddings": None}, "original_max_position_embeddings=None"),
+    ],
+)
+def test_an_incomplete_long_rope_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        inverse_frequencies(config(**{**LONG_ROPE, **change}))
 
 
 def test_unknown_scaling_is_refused() -> None:
