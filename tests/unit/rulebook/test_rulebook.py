@@ -147,6 +147,7 @@ def test_a_family_that_modelopt_does_not_export_is_written_by_tensor_or_offered_
     assert "engine=tensorrt_llm_llmapi" in finding.fault.todo
     assert not rule.findings(deployment(shape=model, qformat=QFormat.INT4_RTN, engine="openvino"))
     assert check_checkpoint(model, QFormat.INT4_RTN, positions=Rotary("linear", 1.0)) == []
+    assert check_checkpoint(PHI, QFormat.INT4_RTN, positions=Rotary("longrope", 0.75, original=1024)) == []
     (fault,) = check_checkpoint(model, QFormat.INT4_AWQ)
     assert "quant=int4_awq" in fault.message
     qformat = QFormat.NONE if architecture == "Phi3ForCausalLM" else QFormat.FP8  # its matrix has no FP8 for Phi
