@@ -16,6 +16,7 @@ from pipelines.rules.record import Severity
 from pipelines.rules.rulebook import RULES, check, check_checkpoint, refused, warned
 from pipelines.settings.features import lookahead_draft_len, lookahead_sizes
 from tests.support.rule_cases import CASES, GEMMA, LLAMA, deployment
+from tests.support.rule_cases.rotary import PHI
 
 BY_NAME = {rule.name: rule for rule in RULES}
 
