@@ -10,6 +10,7 @@ from pipelines.engines.port import SamplingParams
 from pipelines.engines.registry import open_engine
 from pipelines.engines.tensorrt_llm.folder import help_differences
 from scripts.measure_engine import measure
+from tests.support.small_models import write_random
 
 WORDS = ["model=tiny_llama", "engine=tensorrt_llm", "build.max_batch_size=64"]
 
@@ -69,6 +70,22 @@ def test_the_cpu_engine_says_the_same(cli, built):
         expected = cpu.loglikelihood(pairs, SilentProgress())
     assert [score for score, _ in scores] == pytest.approx([score for score, _ in expected], abs=0.05)
     assert [greedy for _, greedy in scores] == [greedy for _, greedy in expected]
+
+
+def test_longrope_and_partly_rotated_heads_are_the_cpu_engines(cli, tmp_path):
+    """Phi-4-mini's positions, up to the context that it was first trained on."""
+    pytest.importorskip("openvino", reason="the CPU engine comes with image.dev=true")
+    model = write_random(tmp_path / "phi", "phi3_longrope")
+    words = [f"model.path={model}", "quant=none", "build.max_seq_len=1024"]
+    for engine in ("tensorrt_llm", "openvino"):
+        cli.run("build", *words, f"engine={engine}")
+    folders = list((cli.folder / "store" / "build").glob("phi-none-*"))
+    (gpu_dir,) = (folder for folder in folders if (folder / "rank0.engine").is_file())
+    (cpu_dir,) = (folder for folder in folders if (folder / "openvino_model.xml").is_file())
+    pairs = [(list(range(2, 900)), [5]), ([2, 30, 40], [51, 52])]
+    with open_engine("openvino").open(cpu_dir) as cpu, open_engine("tensorrt_llm").open(gpu_dir) as gpu:
+        ours, theirs = (each.loglikelihood(pairs, SilentProgress()) for each in (cpu, gpu))
+    assert [score for score, _ in theirs] == pytest.approx([score for score, _ in ours], abs=0.05)
 
 
 def test_the_engine_is_measured_without_a_server(built):
