@@ -280,7 +280,6 @@ def _commands(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSe
     """Return the command lines of rank 0 and of the others, quoted for the shell."""
     launch = server_command(
         cluster.server,
-        Path(),
         serving,
         serving.ports,
         shm_prefix="trtllm_pipelines_",

@@ -67,9 +67,9 @@ def mpirun_command(deployed: ClusterDeployment) -> list[str]:
     slots = ",".join(f"{host}:{served.gpus_per_node}" for host in hosts(deployed))
     launch = server_command(
         Path("tritonserver"),
-        Path(REPOSITORY),
         deployed.opened,
         deployed.ports,
+        repository=Path(REPOSITORY),
         shm_prefix="trtllm_pipelines_",
         ranks=Ranks(served.world_size),
         admin_key="$(POD_UID)",  # different in every pod, never shown outside the cluster

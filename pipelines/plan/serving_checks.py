@@ -24,6 +24,7 @@ from pipelines.rules.cpu import DRAFTING
 from pipelines.rules.record import either
 from pipelines.serving.locate import why_no_key, why_no_server
 from pipelines.serving.ports import privileged_ports
+from pipelines.settings.plain import override
 from pipelines.store.sources import BuiltEngine
 from triton_repo.config import TritonSettings
 from triton_repo.parameters import SPECULATION, setting_faults
@@ -251,7 +252,7 @@ def _not_bounded(server: EvalSettings, fidelity: FidelitySettings) -> list[Fault
             Fault(
                 f"fidelity.reference_path='{fidelity.reference_path}' with eval.url='{url}': the server is compared"
                 " with only one model, that of model=... in 16 bit.",
-                todo=f"Give it as model.path={fidelity.reference_path} instead.",
+                todo=f"Give it as {override('model.path', fidelity.reference_path)} instead.",
             )
         )
     return faults

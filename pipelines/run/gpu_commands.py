@@ -19,6 +19,7 @@ from pipelines.engines.tensorrt_llm.folder import BuildPaths, BuiltOn, command
 from pipelines.host.disk import relative_to_cwd
 from pipelines.host.screen import CONTINUED, command_lines, wrapped
 from pipelines.plan.plan import Plan, PlannedStep
+from pipelines.settings.plain import override
 from pipelines.stages import Stage
 from pipelines.stages.build import Build
 from pipelines.stages.edge import ExportEdge, device_commands
@@ -124,7 +125,7 @@ class _ByHand:
                     and _of_nvidia(built.node.stage)
                     and not BESIDE & step.node.inputs.keys()
                 ):
-                    engine = [f"engine.path={self._name(built)}"]
+                    engine = [override("engine.path", self._name(built))]
                 again = ", which builds its engines again: engine.path= names only one"
                 several = BESIDE & step.node.inputs.keys()
                 yield step.node.id + (again if several else ""), self._ours(step, *engine)
@@ -168,7 +169,7 @@ class _ByHand:
         return f"{step.node.label}-{prefix}{step.node.stage.writes}"
 
     def _ours(self, step: PlannedStep, *more: str) -> Lines:
-        own = [f"stage.name={step.node.id}", f"stage.link={self._name(step)}"]
+        own = [f"stage.name={step.node.id}", override("stage.link", self._name(step))]
         return _command(["make", "stage", *own, *self._words(), *more])
 
     def _build(self, step: PlannedStep, stage: Build, *, later: bool) -> Lines:

@@ -1,5 +1,7 @@
 """Command lines that start a server, as pure functions.
 
+They start in the folder of the models: the Python backend pastes the path of a model into a line for a shell, unquoted.
+
 One process serves a CPU or one GPU. More GPUs: leader mode starts one tritonserver per rank under mpirun, of which
 rank 0 loads every model and answers; orchestrator mode starts one, whose backend spawns the ranks. Both follow NVIDIA's
 scripts/launch_triton_server.py (tensorrtllm_backend); they need GPUs and are checked here by their text only.
@@ -18,6 +20,7 @@ from pipelines.serving.config import ServingSettings
 # Endpoints that could harm this machine: shared memory, loading and unloading models, log files, traces.
 RESTRICTING_FLAGS = ("--http-restricted-api", "--grpc-restricted-protocol")
 CLOSED_TO_STRANGERS = "shared-memory,model-repository,trace,logging"
+HERE = Path()
 NVIDIA_FRONTEND = Path("/opt/tritonserver/python/openai/openai_frontend/main.py")
 
 
@@ -48,11 +51,11 @@ class Ranks:
 
 def server_command(
     binary: Path,
-    repository: Path,
     settings: ServingSettings,
     ports: Mapping[str, int],
     *,
     shm_prefix: str,
+    repository: Path = HERE,
     backends: Path | None = None,
     ranks: Ranks = Ranks(),
     admin_key: str | None = None,
@@ -61,10 +64,10 @@ def server_command(
 
     Args:
         binary: tritonserver.
-        repository: absolute folder of the models.
         settings: address, time limits, verbosity.
         ports: http_port, grpc_port, metrics_port.
         shm_prefix: first part of the names of the python backend's shared memory.
+        repository: folder of the models, if the server does not start in it; a path without blanks or quotes.
         backends: a backend directory; None means the server's own.
         ranks: processes of a model on several GPUs.
         admin_key: opens the restricted endpoints; None means a random key that nobody learns.
@@ -87,7 +90,6 @@ def server_command(
 
 
 def nvidia_frontend_command(
-    repository: Path,
     settings: ServingSettings,
     ports: Mapping[str, int],
     *,
@@ -100,7 +102,7 @@ def nvidia_frontend_command(
     """
     command = [
         "python3", str(main),
-        f"--model-repository={repository}",
+        f"--model-repository={HERE}",
         f"--tokenizer={tokenizer}",
         "--backend=tensorrtllm",
         f"--host={settings.host}",

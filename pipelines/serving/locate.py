@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -21,6 +22,8 @@ from pipelines.serving.config import API_KEY, ServingSettings
 
 CONTAINER_BINARY = Path("/opt/tritonserver/bin/tritonserver")
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+PLAIN = re.compile(r"[A-Za-z0-9_/.+@%:,=-]+")
+"""A path that a shell reads as it is."""
 INSTALL = "Install the one that needs no GPU: make setup"
 
 
@@ -148,7 +151,8 @@ def _env(libs: Path | None = None) -> dict[str, str]:
 # Make a backend directory for the wheel's server: its Python backend together with the stub for this Python.
 #
 # The wheel keeps the two apart, and we must not write into site-packages. The copy (3 MB) is kept in the user's cache
-# folder under the wheel's version and the Python version, or in a temporary folder if the cache is not writable.
+# folder under the wheel's version and the Python version, or in a temporary folder if the cache is not writable, or if
+# its path means something to a shell: the server starts the stub by a line for one, with the path as it is.
 
 
 def backend_directory(wheel: Wheel) -> Path:
@@ -158,11 +162,14 @@ def backend_directory(wheel: Wheel) -> Path:
     name = f"triton-backends-{wheel.version}-py{PYTHON}-{stamp[0]}-{stamp[1]}"
     cache = os.environ.get("XDG_CACHE_HOME", "")  # XDG Base Directory specification
     home = Path(cache) if cache.startswith("/") else Path.home() / ".cache"
-    for parent in (home / "trtllm-pipelines", Path(tempfile.gettempdir()) / f"trtllm-pipelines-{os.getuid()}"):
-        try:
-            return _prepared(parent / name, source, wheel.stub)
-        except OSError as error:
-            failure = error
+    temporary = [Path(place) / f"trtllm-pipelines-{os.getuid()}" for place in (tempfile.gettempdir(), "/tmp")]
+    failure = OSError(f"no place for {name} that a shell reads as it is")
+    for parent in (home / "trtllm-pipelines", *temporary):
+        if PLAIN.fullmatch(str(parent)):
+            try:
+                return _prepared(parent / name, source, wheel.stub)
+            except OSError as error:
+                failure = error
     raise failure
 
 

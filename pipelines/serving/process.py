@@ -254,13 +254,10 @@ class TritonServer:
         self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
         self._shm_prefix = own_prefix(next(_number))
         if self.nvidia_frontend:
-            launch = nvidia_frontend_command(
-                self.repository.path, self.settings, self.ports, tokenizer=self.repository.tokenizer
-            )
+            launch = nvidia_frontend_command(self.settings, self.ports, tokenizer=self.repository.tokenizer)
         else:
             launch = server_command(
                 located.binary,
-                self.repository.path,
                 self.settings,
                 self.ports,
                 shm_prefix=self._shm_prefix,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import UserError
+from pipelines.settings.plain import override
 
 DESCRIPTION = "repository.json"
 TEXT_MODEL = "ensemble"
@@ -139,7 +140,7 @@ def refuse_elsewhere(repository: ModelRepository, *, from_wheel: bool) -> None:
             f"'{repository.path}' is meant for several machines, or for ranks that are started beforehand.",
             todo=f"The plain command is under 'start' in {repository.path / DESCRIPTION}. Scripts that start it on a "
             "cluster:",
-            command=("make", "scripts", "cluster=slurm", f"serving.repository={repository.path}"),
+            command=("make", "scripts", "cluster=slurm", override("serving.repository", repository.path)),
         )
 
 

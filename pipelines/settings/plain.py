@@ -44,12 +44,23 @@ CONSTANTS = {"true": True, "false": False, "null": None}
 CHOICE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 GLOBAL = "# @package _global_\n"
 """Begins a choice that sets keys of other groups."""
+AS_IT_IS = re.compile(r"(?:\.{0,2}/)*[A-Za-z_][A-Za-z0-9_./:-]*")
+"""Text that needs no quotes in an override, unless it is one of `NOT_TEXT`."""
 MISSING = "???"
 REFERENCE = re.compile(r"\$\{([a-z_]+(?:\.[a-z_]+)+)\}")
 CALL = re.compile(r"\$\{([a-z_]+):([a-z_/]+|\$\{[a-z_.]+\}(?:,\$\{[a-z_.]+\})*)\}")
 """One of `RESOLVERS` with a path, or with references to other settings."""
 DEEPEST = 8
 """References that lead to references, one after the other."""
+
+
+def override(key: str, text: object) -> str:
+    """Return the word of a command line that sets a key to a text (a path for example), quoted if Hydra needs it."""
+    value = str(text)
+    if AS_IT_IS.fullmatch(value) and value.lower() not in NOT_TEXT:
+        return f"{key}={value}"
+    quoted = re.sub(r'(\\*)("|$)', lambda end: end[1] * 2 + end[2].replace('"', r"\""), value)
+    return f'{key}="{quoted}"'
 
 
 class NotPlainError(Exception):

@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 from pipelines.domain.errors import UserError
 from pipelines.settings import groups as groups_of_conf
 from pipelines.settings import plain
-from pipelines.settings.by_hydra import compose_config, to_raw
+from pipelines.settings.by_hydra import compose_config, parse_override, to_raw
 from pipelines.settings.groups import CONF, choices, groups
-from pipelines.settings.plain import NotPlainError, compose_plain, load_yaml
+from pipelines.settings.plain import NotPlainError, compose_plain, load_yaml, override
 
 FILES = sorted(CONF.rglob("*.yaml"))
 CHOICES = [f"{group}={choice}" for group in groups() for choice in choices(group)]
@@ -227,3 +227,17 @@ def test_an_alias_is_a_value_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(plain, "CONF", tmp_path / "conf")
     engine = compose_plain(["engine=other", "engine.c.b=2"])["engine"]
     assert (engine["c"], engine["d"]) == ({"b": 2}, {"b": 1})
+
+
+@settings(max_examples=60)
+@given(
+    st.text(
+        st.sampled_from("ab/.-_12 ü(){}[],:='\"\\$#%@~?*") | st.characters(exclude_categories=["C", "Z"]), min_size=1
+    )
+)
+@example("null")
+@example("1.5")
+@example("C:\\dir\\")
+@example("my model (v1)")
+def test_a_text_of_any_characters_is_one_word(text):
+    assert parse_override(override("stage.link", text)).value() == text

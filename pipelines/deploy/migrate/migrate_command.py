@@ -26,6 +26,7 @@ from pipelines.plan.deployment import Deployment
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
 from pipelines.settings.groups import choices
+from pipelines.settings.plain import override
 from pipelines.settings.root import Settings
 from pipelines.store.manifest import Manifests
 from pipelines.store.store import Store
@@ -197,7 +198,7 @@ def migrate(overrides: Sequence[str]) -> int:
         old, sm = read_old(source.path, source.command), settings.hardware.sm
         name = (source.path or Path("trtllm-build")).absolute().name
         if model == ANY_MODEL and (old.model in choices("model") or Path(old.model or "?").is_dir()):
-            model = f"model={old.model}" if old.model in choices("model") else f"model.path={old.model}"
+            model = f"model={old.model}" if old.model in choices("model") else override("model.path", old.model)
             settings = load([*overrides, model])
     else:
         deployment = make_plan(settings, "build", store, gather()).deployment

@@ -73,9 +73,9 @@ def generate(server: TritonServer, text: str, max_tokens: int) -> str:
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[TritonServer]:
-    """A server that the test may end."""
+    """A server that the test may end, in a folder whose name means something to a shell and is not ASCII."""
     with TritonServer(
-        write_echo(tmp_path / "repository"), SETTINGS, log_file=tmp_path / "logs" / "server.log"
+        write_echo(tmp_path / "it's (a) ü; exit 1 #"), SETTINGS, log_file=tmp_path / "logs" / "server.log"
     ) as found:
         yield found
 

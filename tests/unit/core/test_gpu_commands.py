@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 
 import pytest
@@ -11,6 +12,8 @@ from pipelines.domain.errors import UserError
 from pipelines.host.screen import command_lines
 from pipelines.run.console import plan_text
 from pipelines.run.gpu_commands import gpu_commands
+from pipelines.settings.by_hydra import parse_override
+from pipelines.settings.model import BUNDLED
 from tests.unit.core.test_plan import model, plan  # noqa: F401
 
 GEMMA = ["engine=tensorrt_llm", "model=gemma_2b", "quant=fp8", "hardware=h100_sxm"]
@@ -87,6 +90,18 @@ def test_a_word_with_blanks_stays_one_word(tmp_path):
         assert f"paths.store={tmp_path}/my artifacts" in shlex.split(found[title].replace("\\\n", " "))
     assert "image.dev=true" in found["container, in which the rest is typed"]
     assert "image.dev" not in found["quantize"]
+
+
+def test_a_folder_with_any_name_is_named_as_the_next_command_reads_it(tmp_path):
+    """Its name is in the names of links, which were no overrides for Hydra."""
+    folder = tmp_path / "it's (ü) 2"
+    shutil.copytree(BUNDLED / "models" / "tiny_llama", folder)
+    words = ["engine=tensorrt_llm", "hardware=h100_sxm", "quant=int8_wo", f'model.path="{folder}"']
+    found = commands(tmp_path, words, "repository")
+    for title, key in (("quantize", "stage.link"), ("repository", "stage.link"), ("repository", "engine.path")):
+        line = shlex.split(found[title].replace("\\\n", " "))
+        override = next(word for word in line if word.startswith(f"{key}="))
+        assert parse_override(override).value().startswith("it's (ü) 2-int8_wo-")
 
 
 def test_several_nodes_are_left_to_the_scripts(tmp_path):

@@ -68,7 +68,7 @@ def test_every_rank_runs_what_the_launcher_gives_it(tmp_path, cluster, variable,
     subprocess.run(["bash", script], env=environment, check=True)
     *argv, folder = record.read_text().splitlines()
     ports = {**USUAL_PORTS, "http_port": 9100}
-    launch = server_command(server, Path(), serving, ports, shm_prefix="trtllm_pipelines_", ranks=Ranks(16))
+    launch = server_command(server, serving, ports, shm_prefix="trtllm_pipelines_", ranks=Ranks(16))
     per_rank = " ".join(launch.command[2:]).removesuffix(" :").split(" : ")
     assert ["-n", "1", *argv] == per_rank[rank].split()
     assert ("--model-control-mode=explicit" in argv) == ("--load-model=tensorrt_llm" in argv) == (rank > 0)

@@ -10,10 +10,10 @@ from pipelines.serving.command_lines import Ranks, nvidia_frontend_command, serv
 from pipelines.serving.config import ServingSettings
 
 PORTS = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002, "openai_port": 9000}
-BINARY, REPOSITORY = Path("/opt/tritonserver/bin/tritonserver"), Path("/models")
+BINARY = Path("/opt/tritonserver/bin/tritonserver")
 COMMON = [
     "/opt/tritonserver/bin/tritonserver",
-    "--model-repository=/models",
+    "--model-repository=.",
     "--http-address=127.0.0.1",
     "--grpc-address=127.0.0.1",
     "--metrics-address=127.0.0.1",
@@ -29,7 +29,7 @@ ONE = Ranks()
 
 def command(ranks: Ranks = ONE, **settings: object) -> list[str]:
     launch = server_command(
-        BINARY, REPOSITORY, ServingSettings(**settings), PORTS, shm_prefix="p_", ranks=ranks
+        BINARY, ServingSettings(**settings), PORTS, shm_prefix="p_", ranks=ranks
     )  # fmt: skip
     return list(launch.command)
 
@@ -39,9 +39,7 @@ def test_one_process_serves_one_gpu_or_none() -> None:
 
 
 def test_the_wheels_server_gets_a_backend_directory() -> None:
-    launch = server_command(
-        BINARY, REPOSITORY, ServingSettings(), PORTS, shm_prefix="p_", backends=Path("/cache/backends")
-    )
+    launch = server_command(BINARY, ServingSettings(), PORTS, shm_prefix="p_", backends=Path("/cache/backends"))
     assert launch.command[2] == "--backend-directory=/cache/backends"
     assert launch.env == {}
 
@@ -62,9 +60,7 @@ def test_oversubscribing_is_mpiruns_flag() -> None:
 
 def test_orchestrator_mode_starts_one_process_without_gpu_pools() -> None:
     """The spawned ranks need the memory of both GPUs."""
-    launch = server_command(
-        BINARY, REPOSITORY, ServingSettings(), PORTS, shm_prefix="p_", ranks=Ranks(2, "orchestrator")
-    )
+    launch = server_command(BINARY, ServingSettings(), PORTS, shm_prefix="p_", ranks=Ranks(2, "orchestrator"))
     assert list(launch.command) == [
         *COMMON,
         "--backend-config=python,shm-region-prefix-name=p_",
@@ -116,11 +112,11 @@ def test_off_loopback_the_dangerous_endpoints_need_a_key_that_nobody_has(flag: s
 
 def test_nvidias_frontend_runs_in_orchestrator_mode_on_our_address() -> None:
     """Its own default would be every network."""
-    launch = nvidia_frontend_command(REPOSITORY, ServingSettings(), PORTS, tokenizer=Path("/models/tok"))
+    launch = nvidia_frontend_command(ServingSettings(), PORTS, tokenizer=Path("/models/tok"))
     assert list(launch.command) == [
         "python3",
         "/opt/tritonserver/python/openai/openai_frontend/main.py",
-        "--model-repository=/models",
+        "--model-repository=.",
         "--tokenizer=/models/tok",
         "--backend=tensorrtllm",
         "--host=127.0.0.1",

@@ -181,6 +181,14 @@ def test_a_cache_that_cannot_be_written_is_replaced(tmp_path: Path, monkeypatch:
     assert backend_directory(make_wheel(tmp_path)).is_relative_to(tmp_path / "tmp")
 
 
+def test_a_cache_whose_path_a_shell_would_cut_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server starts its stub by a line for bash, with this path in it as it is: it hung until it timed out."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "my cache"))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "tmp"))
+    assert backend_directory(make_wheel(tmp_path)).is_relative_to(tmp_path / "tmp")
+    assert not (tmp_path / "my cache").exists()
+
+
 def test_only_regions_of_dead_owners_are_removed(tmp_path: Path) -> None:
     """A process that has ended, one that lives, one of another container, somebody else's."""
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
