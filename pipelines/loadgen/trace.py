@@ -327,7 +327,9 @@ class _TraceReader:
     def _bad(self, value: Any, key: str, what: str, allowed: str, number: int) -> UserError:
         if value not in (None, ""):
             wrong = f"'{str(value)[:40]}' is not {what}"
-            return UserError(f"{self._at(key, number)}: {wrong}.", allowed=f"It is {allowed}.")
+            failed = key == "osl" and _number(value) == 0
+            todo = "Leave out requests that failed, as BurstGPT_without_fails_1.csv does." if failed else ""
+            return UserError(f"{self._at(key, number)}: {wrong}.", allowed=f"It is {allowed}.", todo=todo)
         return UserError(f"{self._at(key, number)} is empty.", allowed=f"It is {allowed}.")
 
     def _at(self, key: str, number: int) -> str:

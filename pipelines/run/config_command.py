@@ -26,7 +26,8 @@ from pipelines.settings.groups import (
     project_file,
     using_project_file,
 )
-from pipelines.settings.plain import NotPlainError, parse
+from pipelines.settings.plain import parse
+from pipelines.settings.project import NotPlainError
 
 
 def config(overrides: Sequence[str]) -> int:

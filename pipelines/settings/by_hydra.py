@@ -27,7 +27,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.settings.base import FOLDERS, Group, OptionTable, keys_of
 from pipelines.settings.groups import CONF, choices, config_folders, groups
-from pipelines.settings.plain import DEFAULTS, PROJECT, RESOLVERS, project_content
+from pipelines.settings.plain import DEFAULTS, PROJECT, RESOLVERS
+from pipelines.settings.project import project_content
 from pipelines.settings.root import Settings
 
 KEY = re.compile(r"(\+\+|[+~])?[A-Za-z_][\w-]*([./@][\w-]+)*")

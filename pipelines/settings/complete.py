@@ -8,7 +8,8 @@ from typing import Any
 
 from pipelines.settings.describe import keys_of
 from pipelines.settings.groups import CONF, config_folders, groups
-from pipelines.settings.plain import KEY, MISSING, NotPlainError, parse, unresolved
+from pipelines.settings.plain import KEY, MISSING, parse, unresolved
+from pipelines.settings.project import NotPlainError
 
 LISTS = ","
 PLAIN_WORD = re.compile(rf"({KEY}\.?|)(=[A-Za-z0-9_-]*)?")

@@ -62,7 +62,7 @@ class ModelSettings(Group):
     """Source of the model: `path` takes precedence over `bundled`, and that over `hub_id`.
 
     Attributes:
-        name: short name, for folders and tables.
+        name: short name, for folders and tables; `hub` is the name of its source, and that of a folder wins.
         hub_id: model on the Hub: org/name.
         revision: branch, tag or commit on the Hub; the commit it resolves to is recorded.
         bundled: one of the tiny models that ship with the project.
@@ -70,8 +70,8 @@ class ModelSettings(Group):
         shape: sizes of the model, known before it is downloaded; null reads them from its config.json.
     """
 
-    name: FileName
-    hub_id: HubName | None
+    name: FileName = "hub"
+    hub_id: HubName | None = None
     revision: Revision | None = None
     bundled: (
         Literal["tiny_gemma", "tiny_llama", "tiny_qwen", "tiny_llava", "tiny_gemma_draft", "tiny_llama_draft"] | None
@@ -95,7 +95,7 @@ class ModelSettings(Group):
     @model_validator(mode="after")
     def _has_source(self) -> ModelSettings:
         if not (self.path or self.bundled or self.hub_id):
-            raise ValueError("has no source: set model.path, model.bundled or model.hub_id")
+            raise ValueError("has no source: model.hub_id must be given, or model.path, or model.bundled")
         return self
 
     @property

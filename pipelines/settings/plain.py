@@ -13,12 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-import yaml
-
-from pipelines.domain.errors import UserError, did_you_mean, shown
 from pipelines.settings.features import lookahead_draft_len
-from pipelines.settings.groups import CONF, choices, config_folders, groups, project_file
+from pipelines.settings.groups import CONF, config_folders
 from pipelines.settings.model import BUNDLED
+from pipelines.settings.project import GLOBAL, NotPlainError, is_override, load_yaml, project_content
 from pipelines.settings.root import Settings
 
 DEFAULTS = "settings"
@@ -42,8 +40,6 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 NOT_TEXT = ("true", "false", "null", "nan", "inf")
 CONSTANTS = {"true": True, "false": False, "null": None}
 CHOICE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-GLOBAL = "# @package _global_\n"
-"""Begins a choice that sets keys of other groups."""
 AS_IT_IS = re.compile(r"(?:\.{0,2}/)*[A-Za-z_][A-Za-z0-9_./:-]*")
 """Text that needs no quotes in an override, unless it is one of `NOT_TEXT`."""
 MISSING = "???"
@@ -61,10 +57,6 @@ def override(key: str, text: object) -> str:
         return f"{key}={value}"
     quoted = re.sub(r'(\\*)("|$)', lambda end: end[1] * 2 + end[2].replace('"', r"\""), value)
     return f'{key}="{quoted}"'
-
-
-class NotPlainError(Exception):
-    """Hydra has to be asked."""
 
 
 def compose_plain(overrides: Sequence[str]) -> dict[str, Any] | None:
@@ -212,14 +204,14 @@ class _Composition:
         if "_self_" not in entries:
             entries.append("_self_")
         for entry in entries:
-            if _is_override(entry):
+            if is_override(entry):
                 self._override(next(iter(entry)), next(iter(entry.values())), folder)
         for entry in reversed(entries):
             if entry == "_self_":
                 self.parts.append((group, content))
             elif isinstance(entry, str) and (folder or entry == PROJECT):
                 self._add(entry, folder, group)
-            elif not _is_override(entry):
+            elif not is_override(entry):
                 self._add_choice(entry, folder, is_global=is_global)
 
     def _override(self, key: str, value: Any, folder: str) -> None:
@@ -260,83 +252,6 @@ class _Composition:
         if (not is_global and "@package" in text) or not isinstance(content, dict | None):
             raise NotPlainError
         return is_global, content or {}
-
-
-def _is_override(entry: Any) -> bool:
-    return isinstance(entry, dict) and len(entry) == 1 and str(next(iter(entry))).startswith("override ")
-
-
-def project_content() -> dict[str, Any]:
-    """Read the project's own file; empty if there is none.
-
-    Raises:
-        UserError: it is no YAML, or not a mapping of groups.
-    """
-    if (file := project_file()) is None:
-        return {}
-    try:
-        content = load_yaml(file.read_text(encoding="utf-8"))
-    except (NotPlainError, OSError, UnicodeDecodeError) as error:
-        reason = error.__cause__ or error.__context__ or error
-        raise UserError(f"'{file}' cannot be read: {' '.join(str(reason).split())}.") from None
-    if not isinstance(content, dict | None):
-        raise UserError(f"'{file}' is {shown(content)}, not a mapping of groups.", todo="See trtllm-pipelines init.")
-    content = content or {}
-    for entry in content.get("defaults") or ():
-        group, name = next(iter(entry.items())) if isinstance(entry, dict) else ("", entry)
-        group = str(group).removeprefix("override ").removeprefix("/")
-        if name not in (presets := choices(group.partition("@")[0])) and name != "_self_":
-            raise UserError(
-                f"'{file}': {group}={name} is not known.",
-                allowed=f"Choose one of {', '.join(presets)}." if presets else f"Groups: {', '.join(groups())}.",
-                todo=did_you_mean(str(name), presets),
-            )
-        if group == "experiment":
-            raise UserError(
-                f"'{file}': experiment={name} stands above this file, so the file cannot choose it.",
-                todo="Give it on the command line, or write its keys here.",
-            )
-    if wrong := [key for key, value in content.items() if (CONF / str(key)).is_dir() and isinstance(value, str)]:
-        raise UserError(
-            f"'{file}': {wrong[0]}={content[wrong[0]]} chooses for a group.",
-            todo=f"Write it under `defaults:` as `- override /{wrong[0]}: {content[wrong[0]]}`.",
-        )
-    return content
-
-
-def load_yaml(text: str) -> Any:
-    """Parse YAML as OmegaConf does, with the C parser where there is one.
-
-    Raises:
-        NotPlainError: it is not valid.
-    """
-    try:
-        return yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError, TypeError):
-        raise NotPlainError from None
-
-
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """OmegaConf's YAML: numbers such as 1e-5, dates as text, and no key twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Refuse a mapping that has a key twice."""
-        keys = [key.value for key, _ in node.value]
-        if len(keys) != len(set(keys)):
-            raise NotPlainError
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-        return mapping
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
-}
 
 
 def _merge(into: dict[Any, Any], content: Mapping[Any, Any]) -> None:

@@ -44,6 +44,7 @@ MODEL_PATTERNS = (
 """The files of a Hugging Face folder that determine what is made from it."""
 MOST_INDEX_BYTES = 64 * MIB
 """Largest index of safetensors; that of 1,000 experts in 100 layers has 20 MiB."""
+HF_FOLDER = "a Hugging Face folder: config.json, tokenizer.json and *.safetensors"
 READING = "\0reading"
 """Stands among a folder's files for `InputSource.reading`; no file has this name."""
 PICKLES = ("*.bin", "*.pth", "*.pt", "*.ckpt")
@@ -197,7 +198,11 @@ def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:
     config = folder / "config.json"
     if not config.is_file():
         _refuse_other_layout(folder.iterdir(), folder, key)
-        raise UserError(f"{key}='{folder}' is not a Hugging Face model: it has no config.json.")
+        below = sorted(f"'{file.parent}'" for depth in ("*", "*/*") for file in folder.glob(f"{depth}/config.json"))
+        raise UserError(
+            f"{key}='{folder}' is not a Hugging Face model: it has no config.json.",
+            todo=f"These folders below it have one: {', '.join(below[:3])}." if below else f"Give {HF_FOLDER}.",
+        )
     content = json_object(config)
     if (architecture := whole(content)) is None:
         return content
@@ -217,7 +222,7 @@ def _refuse_other_layout(files: Iterable[Path], place: Path, key: str) -> None:
             if path.match(pattern):
                 raise UserError(
                     f"{key}='{place}' is {layout} ({path.name}), which is not read.",
-                    allowed="A Hugging Face folder: config.json, tokenizer.json and *.safetensors.",
+                    allowed=f"It takes {HF_FOLDER}.",
                     todo=todo,
                 )
 

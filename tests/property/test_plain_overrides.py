@@ -14,11 +14,12 @@ from pipelines.settings import groups as groups_of_conf
 from pipelines.settings import plain
 from pipelines.settings.by_hydra import compose_config, parse_override, to_raw
 from pipelines.settings.groups import CONF, choices, groups
-from pipelines.settings.plain import NotPlainError, compose_plain, load_yaml, override
+from pipelines.settings.plain import compose_plain, override
+from pipelines.settings.project import NotPlainError, load_yaml
 
 FILES = sorted(CONF.rglob("*.yaml"))
 CHOICES = [f"{group}={choice}" for group in groups() for choice in choices(group)]
-LEFT_TO_HYDRA = {"eval=lm_eval", "lora=adapters", "model=hub"}
+LEFT_TO_HYDRA = {"eval=lm_eval", "lora=adapters"}
 """Choices that need a value."""
 
 

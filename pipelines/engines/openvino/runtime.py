@@ -313,7 +313,7 @@ def check_request(folder: EngineFolder, options: OpenVinoOptions, length: int, n
             f"A prompt has {length} tokens; the engine was built with max_input_len={limits.max_input_len}.",
             todo="Shorten the prompt or build with a larger max_input_len.",
         )
-    check_length(folder, length + new_tokens)
+    check_length(folder, length + new_tokens, new_tokens)
     if length > limits.max_num_tokens and not options.enable_chunked_context:
         raise UserError(
             f"A prompt has {length} tokens; the engine was built with max_num_tokens={limits.max_num_tokens}.",
@@ -321,15 +321,21 @@ def check_request(folder: EngineFolder, options: OpenVinoOptions, length: int, n
         )
 
 
-def check_length(folder: EngineFolder, tokens: int) -> None:
+def check_length(folder: EngineFolder, tokens: int, new_tokens: int = 0) -> None:
     """Reject a sequence longer than max_seq_len.
+
+    Args:
+        folder: the engine, with its limits.
+        tokens: of the sequence.
+        new_tokens: how many of them are asked for.
 
     Raises:
         UserError: naming the length and max_seq_len.
     """
     if tokens > folder.limits.max_seq_len:
         raise UserError(
-            f"A sequence would have {tokens} tokens;"
+            f"A sequence would have {tokens} tokens{f', {new_tokens} of them new' if new_tokens else ''};"
             f" the engine was built with max_seq_len={folder.limits.max_seq_len}.",
-            todo="Shorten the prompt or build with a larger max_seq_len.",
+            todo=f"{'Ask for fewer new tokens, shorten' if new_tokens else 'Shorten'} the prompt, or build with a"
+            " larger max_seq_len.",
         )

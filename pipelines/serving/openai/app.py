@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from http import HTTPStatus
 from time import perf_counter
 from typing import Any, Literal, TypeVar
 
@@ -15,6 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 
 from pipelines import __version__
 from pipelines.domain.benchmark import NO_SLO, Slo
@@ -364,8 +366,21 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        message = f"{request.method} {request.url.path}: {error.detail}"
+        asked = f"{request.method} {shortened(request.url.path)}"
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            message = f"{asked} is not answered: this path takes {(error.headers or {}).get('Allow', '')}."
+        elif error.status_code == HTTPStatus.NOT_FOUND:
+            message = f"{asked} is not answered. This service answers {_paths(app, request.method)}."
+        else:
+            message = f"{asked}: {error.detail}"
         return await response(request, ApiError(error.status_code, message), error.headers)
+
+
+def _paths(app: FastAPI, method: str) -> str:
+    """List the paths that take a method, or all."""
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    taking = [route.path for route in routes if method in (route.methods or ())] or [route.path for route in routes]
+    return f"{method} {', '.join(dict.fromkeys(taking))}" if taking else "nothing"
 
 
 def _model(served: ServedModel) -> dict[str, Any]:

@@ -222,7 +222,7 @@ def test_an_interrupted_generation_leaves_no_request_behind(
     [
         (0, 1, "A prompt has no tokens"),
         (LIMITS.max_input_len + 1, 1, "513 tokens; the engine was built with max_input_len=512"),
-        (500, 525, "would have 1025 tokens.*max_seq_len=1024"),
+        (500, 525, r"would have 1025 tokens, 525 of them new;.*max_seq_len=1024\. Ask for fewer new tokens, shorten"),
     ],
 )
 def test_requests_beyond_the_limits_are_refused(

@@ -85,8 +85,8 @@ def message(content: str) -> dict[str, object]:
         (GENERATE, {"text_input": "a", "max_tokens": 1, "stop_words": ["a" * 15_000] * 5}, 400, "more than 65,536"),
         (GENERATE, {"text_input": "a", "max_tokens": 1, "stop_words": ["a"] * 1025}, 400, "has 1025 values"),
         ("/v2/models/preprocessing/generate", {"text_input": "a"}, 404, "cannot be asked here; these can: ensemble"),
-        ("/v2/models/ensemble/infer", {"inputs": []}, 404, "Not Found"),
-        ("/v2/repository/index", {}, 404, "Not Found"),
+        ("/v2/models/ensemble/infer", {"inputs": []}, 404, "is not answered. This service answers POST /v1/"),
+        ("/v2/repository/index", {}, 404, "is not answered. This service answers POST /v1/"),
     ],
 )
 def test_what_could_hurt_is_refused_with_the_reason(port: int, path: str, body: object, status: int, said: str) -> None:

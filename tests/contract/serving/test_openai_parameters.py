@@ -364,7 +364,7 @@ def test_heads_can_be_asked_for(frontend, echo_server, path) -> None:
 def test_the_methods_of_a_place_are_named(frontend, echo_server, method, path, allowed) -> None:
     status, found, headers = send(echo_server, method, path)
     assert (status, allowed in headers["Allow"].split(", ")) == (405, True)
-    assert found["error"]["message"] == f"{method} {path}: Method Not Allowed"
+    assert found["error"]["message"] == f"{method} {path} is not answered: this path takes {headers['Allow']}."
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "zstd, gzip"])

@@ -89,6 +89,22 @@ def test_models_in_other_layouts_are_refused_by_name(tmp_path, model):
         plan(tmp_path, [f"model.path={alone}"])
 
 
+def test_a_folder_of_models_names_those_in_it(tmp_path, model):
+    """A repository of the Hub's cache and the folder of a training run are the usual cases."""
+    for place in ("snapshots/abc", "checkpoint-500"):
+        shutil.copytree(model, tmp_path / "run" / place)
+    (tmp_path / "run" / "empty").mkdir()
+    named = rf"'{tmp_path}/run/checkpoint-500', '{tmp_path}/run/snapshots/abc'\.$"
+    with pytest.raises(
+        UserError, match=rf"run' is not a Hugging Face model: it has no config\.json\. These .*: {named}"
+    ):
+        plan(tmp_path, [f"model.path={tmp_path}/run"])
+    with pytest.raises(
+        UserError, match=r"it has no config\.json\. Give a Hugging Face folder: config\.json, tokenizer"
+    ):
+        plan(tmp_path, [f"model.path={tmp_path}/run/empty"])
+
+
 def test_all_damaged_files_of_a_model_are_named(tmp_path, model):
     shutil.copy(model / "model.safetensors", model / "more.safetensors")
     for path in model.glob("*.safetensors"):

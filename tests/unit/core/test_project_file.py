@@ -10,8 +10,10 @@ from pipelines.domain.errors import UserError
 from pipelines.settings.by_hydra import compose_config, to_raw
 from pipelines.settings.compose import compose, load
 from pipelines.settings.groups import CHOSEN_FILE, CONF, choices, project_file
+from pipelines.settings.model import BUNDLED
 from pipelines.settings.plain import compose_plain
 
+HEAD = "# @package _global_\n"
 TEXT = """\
 defaults:
   - override /model: ours
@@ -113,6 +115,39 @@ def test_faults_name_the_file(project, text, message):
     (project / "pipelines.yaml").write_text(text)
     with pytest.raises(UserError, match=message):
         load([])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("# ours\n# @package _global_\nbuild: {}\n", r"team.yaml' sets keys of any group.*first line: # @package"),
+        ("build:\n  max_batch_size: 3\n", r"team.yaml' sets keys of any group.*first line: # @package _global_"),
+        (HEAD + "build: [\n", r"team.yaml' cannot be read: .*line 3"),
+        ("- build\n", r"team.yaml' is \['build'\], not a mapping"),
+        (HEAD + "defaults: [{override /workload: chatt}]\n", r"team.yaml': workload=chatt is not known.*'chat'"),
+        (
+            HEAD + "defaults: [{/workload: chat}]\n",
+            r"team.yaml': '/workload: chat' does not.*`- override /workload: chat`",
+        ),
+        (HEAD + "defaults: [{override workload: chat}]\n", r"does not choose for the group workload"),
+        (HEAD + "build:\n  max_batch_size: many\n", r"team.yaml: build.max_batch_size='many' is not valid"),
+        (HEAD + "bild:\n  max_batch_size: 3\n", r"team.yaml: bild.* is not a known key"),
+    ],
+)
+def test_faults_of_a_preset_name_its_file(project, text, message):
+    """The project's file sets the same key, with a good value."""
+    (project / "experiment" / "team.yaml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        load(["experiment=team"])
+    assert load([]).build.max_batch_size == 17
+
+
+def test_a_preset_of_a_model_is_a_path(project):
+    (project / "model" / "ours.yaml").write_text(f"path: {BUNDLED}/models/tiny_llama\n")
+    (project / "workload").mkdir()
+    (project / "workload" / "mine.yaml").write_text("defaults: [chat, _self_]\nturns: 7\n")
+    found = load(["workload=mine"])
+    assert (found.model.label, found.model.is_bundled, found.workload.turns) == ("tiny_llama", True, 7)
 
 
 def test_a_fault_of_the_command_line_is_not_the_files(project):
