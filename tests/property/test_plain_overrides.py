@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from pipelines.domain.errors import UserError
 from pipelines.settings import groups as groups_of_conf
-from pipelines.settings import plain
+from pipelines.settings import plain, project
 from pipelines.settings.by_hydra import compose_config, parse_override, to_raw
 from pipelines.settings.groups import CONF, choices, groups
 from pipelines.settings.plain import compose_plain, override
@@ -100,7 +100,7 @@ def same(mine, hydras):
 def quick_hydra():
     """Hydra reads YAML with the parser that is compared with OmegaConf's below, which halves its time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("omegaconf._utils.get_yaml_loader", lambda: plain._Loader)
+        patch.setattr("omegaconf._utils.get_yaml_loader", lambda: project._Loader)
         yield
 
 
@@ -193,7 +193,7 @@ def test_a_key_twice_is_left_to_hydra():
 
 
 def test_the_c_parser_is_used():
-    assert issubclass(plain._Loader, yaml.CSafeLoader)
+    assert issubclass(project._Loader, yaml.CSafeLoader)
 
 
 @pytest.mark.parametrize(
