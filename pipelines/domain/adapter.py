@@ -102,6 +102,11 @@ class Adapter:
     layers: int = 1
 
     @property
+    def wide_bytes(self) -> int:
+        """Bytes of all matrices in float32, if each has the rank of the largest."""
+        return 4 * self.rank * sum(map(sum, self.widths.values()))
+
+    @property
     def trtllm_modules(self) -> tuple[str, ...]:
         """The linears under TensorRT-LLM's names."""
         return tuple(MODULES[name] for name in self.modules)

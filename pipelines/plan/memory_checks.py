@@ -16,7 +16,9 @@ from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.memory import (
     CpuMemory,
     CpuSizes,
+    adapter_memory,
     cpu_memory,
+    in_same_process,
     inference_precision,
     kv_blocks,
     usual_kv_precision,
@@ -26,7 +28,7 @@ from pipelines.host.machine import has_avx512, native_bf16
 from pipelines.loadgen.config import DEFAULT_CONCURRENCY
 from pipelines.plan.colocated import DRAFT, ColocatedEngine
 from pipelines.plan.deployment import Deployment
-from pipelines.plan.targets import EVALUATED, SERVED
+from pipelines.plan.targets import EVALUATED, SERVED, STARTED, Target
 from pipelines.predict.performance.gpus import usable_bytes
 from pipelines.predict.performance.limits import (
     BATCHES,
@@ -37,6 +39,7 @@ from pipelines.predict.performance.limits import (
     stepped,
 )
 from pipelines.predict.performance.memory import DeviceMemory, EngineSizes, concurrency, device_memory, what_fits
+from pipelines.serving.memory import evaluation_memory, front_memory, triton_memory
 from pipelines.settings.root import Settings
 
 ENGINE = "CPU engine at full load"
@@ -243,10 +246,8 @@ def _left(sizes: EngineSizes, memory: DeviceMemory, tokens: int) -> str:
     return f"{text}, {longest.requests:,} of max_seq_len={sizes.max_seq_len:,} (modelled)"
 
 
-def cpu_sizes(settings: Settings, shape: ModelShape) -> CpuSizes | None:
-    """Return the sizes of the CPU engine; None with a draft model or adapters, which are not modelled."""
-    if settings.speculative.mode == "draft_target" or settings.lora.adapters:
-        return None
+def cpu_sizes(settings: Settings, shape: ModelShape) -> CpuSizes:
+    """Return the sizes of the CPU engine, without a draft model and adapters."""
     options, build, bound = settings.engine.openvino, settings.build, settings.triton.max_tokens_in_paged_kv_cache
     kv_usual = usual_kv_precision(options) if settings.kv_cache.dtype is KvFormat.AUTO else "u8"
     sizes = CpuSizes(
@@ -271,25 +272,65 @@ def cpu_sizes(settings: Settings, shape: ModelShape) -> CpuSizes | None:
 
 
 def cpu_predicted(settings: Settings, shape: ModelShape | None) -> CpuMemory | None:
-    """Predict the memory of the CPU engine's process at full load; None where it is not modelled."""
-    sizes = cpu_sizes(settings, shape) if shape is not None else None
-    return cpu_memory(sizes) if sizes is not None else None
+    """Predict the memory of the CPU engine's process at full load; None where it is not modelled.
+
+    A draft model and adapters are not counted.
+    """
+    return cpu_memory(cpu_sizes(settings, shape)) if shape is not None else None
 
 
 def cpu_needs(d: Deployment) -> dict[str, CpuMemory]:
     """Predict the memory of all that the target runs at a time on the CPU, by the words that the plan has for it.
 
-    The engine is absent where its memory is not modelled. Evaluating loads the encoder into the engine's process.
+    The engine is absent where its memory is not modelled, with all that it loads. Evaluating loads the encoder into the
+    engine's process, and neither a draft model nor adapters.
     """
     engine = cpu_predicted(d.settings, d.shape)
     needs = {} if engine is None else {ENGINE: engine}
     encoder, served = d.encoder, d.target in SERVED
+    if engine is not None and d.shape is not None:
+        needs |= _in_its_process(d, d.shape, engine) if served else {}
+        sizes = _beside_its_process(d.settings, d.target, d.shape.vocab_size)
+        needs |= {name: CpuMemory(size, *(0,) * 6) for name, size in sizes.items()}
     if encoder is not None and served:  # its precision is no setting
         memory = vision_memory(encoder, inference_precision(OpenVinoSettings()))
         needs["vision encoder, a process of its own"] = memory
     elif encoder is not None and d.target in EVALUATED and d.settings.eval.task == PICTURES:
         memory = vision_memory(encoder, inference_precision(d.settings.engine.openvino))
         needs["vision encoder"] = replace(memory, process=0, mapped=encoder.weight_bytes)
+    return needs
+
+
+def _in_its_process(d: Deployment, shape: ModelShape, engine: CpuMemory) -> dict[str, CpuMemory]:
+    """Return what the engine's process loads besides the model: a draft model, and the model with each adapter.
+
+    A draft model has a KV cache of as many blocks, and each adapter has one of the same size.
+    """
+    sizes, memories = cpu_sizes(d.settings, shape), dict[str, CpuMemory | None]()
+    if d.draft is not None and d.draft.shape is not None:
+        own = cpu_sizes(d.draft.settings, d.draft.shape)
+        pool = engine.kv_blocks * own.block_bytes
+        memory = cpu_memory(replace(own, max_num_tokens=sizes.max_num_tokens, kv_cache_bytes=pool))
+        memories["draft model"] = memory and in_same_process(memory)
+    for task, adapter in sorted(d.inputs.adapters.items()):
+        memories[f"LoRA adapter {task}, with the model once more"] = adapter_memory(sizes, adapter.wide_bytes)
+    return {name: memory for name, memory in memories.items() if memory is not None}
+
+
+def _beside_its_process(settings: Settings, target: Target, vocabulary: int) -> dict[str, float]:
+    """Return the bytes of what a target runs besides the engine; `all` evaluates in the process that then serves."""
+    needs, triton = dict[str, float](), settings.triton
+    if target in EVALUATED:
+        needs["lm-eval"] = evaluation_memory(vocabulary)
+    if target in STARTED:
+        needs["tritonserver and this command"] = triton_memory(
+            vocabulary,
+            tokenizing=triton.preprocessing_instance_count + triton.postprocessing_instance_count,
+            others=triton.bls_instance_count,
+            benchmarks=target != "serve",
+        )
+    if target in STARTED and settings.serving.front:
+        needs["OpenAI service"] = front_memory(vocabulary)
     return needs
 
 
@@ -312,11 +353,12 @@ def check_cpu(settings: Settings, needs: Mapping[str, CpuMemory], memory_bytes: 
     has = f"this machine has {show_bytes(memory_bytes)} (modelled)."
     parts = f"weights {show_bytes(memory.weights)}, KV cache {show_bytes(memory.kv_pool)}"
     fixed = sum(each.process + each.weights for each in needs.values())
+    pools = sum(each.kv_pool for each in needs.values())
     for name, other in needs.items():
         if other is not memory:
             parts += f", {name} {show_bytes(other.own)}"
-            fixed += other.activations  # of one picture, which any request needs
-    if fixed + memory.kv_pool <= memory_bytes:
+            fixed += 0 if other.kv_pool else other.activations  # of one picture, which any request needs
+    if fixed + pools <= memory_bytes:
         return MemoryFit(
             warnings=(
                 Fault(
@@ -330,10 +372,9 @@ def check_cpu(settings: Settings, needs: Mapping[str, CpuMemory], memory_bytes: 
     todo = "Use a smaller model, or a machine with more memory."
     if memory_bytes > fixed:
         key = "triton.max_tokens_in_paged_kv_cache, " if settings.triton.max_tokens_in_paged_kv_cache else ""
-        todo = (
-            f"Lower {key}engine.openvino.kv_cache_bytes (less than {int(memory_bytes - fixed)}) or build.max_seq_len."
-        )
-    fault = Fault(f"{what} needs {show_bytes(fixed + memory.kv_pool)}; {has}", f"It is {parts}.", todo)
+        most = int((memory_bytes - fixed) * memory.kv_pool / pools)
+        todo = f"Lower {key}engine.openvino.kv_cache_bytes (less than {most}) or build.max_seq_len."
+    fault = Fault(f"{what} needs {show_bytes(fixed + pools)}; {has}", f"It is {parts}.", todo)
     return MemoryFit(faults=(fault,))
 
 
@@ -364,11 +405,12 @@ def cpu_reached(settings: Settings, shape: ModelShape | None) -> CpuMemory | Non
     This is the memory at full load except for the size of iterations: in a closed loop, none is larger than all users'
     prompts together. With prompts of one length an iteration is k prompts and d tokens of other users, k + d <= users.
     """
-    sizes = cpu_sizes(settings, shape) if shape is not None else None
-    workload = settings.workload
+    if shape is None or settings.speculative.mode == "draft_target" or settings.lora.adapters:
+        return None  # adapters have what a request for them reaches, and the benchmark sends none
+    sizes, workload = cpu_sizes(settings, shape), settings.workload
     isl, osl = workload.longest("isl"), workload.longest("osl")
-    if sizes is None or workload.arrival != "closed" or isl is None or osl is None:
-        return cpu_memory(sizes) if sizes is not None else None
+    if workload.arrival != "closed" or isl is None or osl is None:
+        return cpu_memory(sizes)
     users = min(max(settings.benchmark.concurrency or DEFAULT_CONCURRENCY), settings.build.max_batch_size)
     prompt = workload.turns * (isl + osl) - osl
     one_length = workload.turns == 1 and workload.isl.distribution == "fixed" and not workload.mix

@@ -49,6 +49,9 @@ LIBRARIES = 78 * MIB
 HEAD, EMBEDDING, F32 = 2, 2, 4
 """Bytes per weight of the output head's packed copy, of the 16-bit embedding in the engine file, which is mapped, and
 of the prompt table there."""
+LORA_COPIES, LORA_OUTPUTS = 2, 3
+"""Copies in float32 of an adapter's matrices that are no mapped pages (the one that was read, and the plugin's), and of
+the outputs of Q, K and V. Measured in float32, on adapters of all linears and of those of the attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +198,32 @@ def cpu_memory(sizes: CpuSizes) -> CpuMemory | None:
         + (EMBEDDING + stored) * table
         + F32 * sizes.table_rows * shape.hidden_size,
         kv_blocks=blocks,
+    )
+
+
+def in_same_process(memory: CpuMemory) -> CpuMemory:
+    """Return what a model takes in a process that has loaded one already: Python and the libraries are there."""
+    return replace(memory, process=memory.process - PROCESS, mapped=memory.mapped - LIBRARIES)
+
+
+def adapter_memory(sizes: CpuSizes, matrices: float) -> CpuMemory | None:
+    """Return what a LoRA adapter takes in the engine's process: the model is loaded again, with the adapter's branches.
+
+    Args:
+        sizes: of the engine.
+        matrices: bytes of the adapter's matrices in float32.
+    """
+    memory = cpu_memory(sizes)
+    if memory is None:
+        return None
+    shape, memory = sizes.shape, in_same_process(memory)
+    outputs = (shape.num_attention_heads + 2 * shape.num_key_value_heads) * shape.head_dim
+    per_token = LORA_OUTPUTS * outputs * ELEMENT_BITS[sizes.precision] // 8
+    return replace(
+        memory,
+        weights=memory.weights + LORA_COPIES * matrices,
+        activations=memory.activations + sizes.max_num_tokens * per_token,
+        mapped=memory.mapped + matrices,
     )
 
 
