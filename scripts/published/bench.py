@@ -411,7 +411,7 @@ def one_of(cost: IterationCost, index: int) -> IterationCost:
     """Return the cost of one of the stacked cases."""
     columns = {name: getattr(cost, name) for name in COST_FIELDS}
     one = {name: float(column if np.ndim(column) == 0 else column[index]) for name, column in columns.items()}
-    return IterationCost(**{**one, "window": int(one["window"])})  # type: ignore[arg-type]
+    return IterationCost(**{**one, "window": int(one["window"]), "chunk": int(one["chunk"])})  # type: ignore[arg-type]
 
 
 def _metric(case: PublishedCase, served: LoopResult, overhead: float) -> float:

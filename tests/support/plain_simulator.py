@@ -146,7 +146,7 @@ class PlainSimulator:
         if isinstance(self.cost, TickCost):
             prefill = sum(self.cost.prefill * tokens / requests[i].isl for i, tokens in plan.items())
             return max(prefill, self.cost.decode if decoding else 0, 1)
-        reads = [r.isl + len(r.stamps) for r in decoding]
+        chunk, reads = self.cost.chunk, [r.isl + len(r.stamps) for r in decoding]
         attended = sum(
             sum(range(requests[i].computed + 1, requests[i].computed + tokens + 1)) for i, tokens in plan.items()
         )
@@ -156,7 +156,7 @@ class PlainSimulator:
                 len(decoding) + len(plan),
                 q_ctx=attended,
                 kv=sum(reads),
-                kv_window=sum(min(read, self.cost.window) for read in reads),
+                kv_window=sum((each - 1) % chunk + 1 if chunk else min(each, self.cost.window) for each in reads),
                 prefills=len(plan),
             )
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -27,6 +29,8 @@ SECONDS = IterationCost(
     end=2.3e-4,
 )
 
+IN_CHUNKS = replace(SECONDS, window=5, chunk=9)
+
 
 @st.composite
 def simulations(draw: st.DrawFn) -> tuple[SchedulerLimits, OfferedLoad, Cost]:
@@ -50,7 +54,10 @@ def simulations(draw: st.DrawFn) -> tuple[SchedulerLimits, OfferedLoad, Cost]:
         ahead=draw(st.booleans()),
     )
     cost: Cost = draw(
-        st.one_of(st.just(SECONDS), st.builds(TickCost, st.sampled_from([1, 2, 3]), st.just(1), st.integers(1, 3)))
+        st.one_of(
+            st.sampled_from([SECONDS, IN_CHUNKS]),
+            st.builds(TickCost, st.sampled_from([1, 2, 3]), st.just(1), st.integers(1, 3)),
+        )
     )
     if draw(st.booleans()):
         delay = draw(st.sampled_from([0.0, 0.013, 2.7]))

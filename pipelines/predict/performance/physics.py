@@ -128,7 +128,8 @@ class Facts:
         expert_flops: FLOPs of all experts of one rank, per row.
         expert_bytes: bytes of activations of a token's experts, one rank, at c_expert = 1.
         windowed: share of the layers with a sliding window.
-        window: size of that window, tokens.
+        window: size of that window, tokens; of chunks, what half of one has, which a token of a prompt sees on average.
+        chunk: size of such a chunk, tokens; 0 means none.
     """
 
     token_flops: Any
@@ -156,6 +157,7 @@ class Facts:
     expert_bytes: Any
     windowed: Any
     window: Any
+    chunk: Any
 
 
 def facts(
@@ -212,7 +214,8 @@ def facts(
         if model.num_experts > 1
         else 0.0,
         windowed=windowed / layers,
-        window=model.sliding_window // 2 if model.chunked else model.sliding_window,  # a chunk is half full on average
+        window=model.sliding_window // 2 if model.chunked else model.sliding_window,
+        chunk=model.sliding_window if model.chunked else 0,
     )
 
 
@@ -247,6 +250,7 @@ def iteration_cost(facts: Facts, values: Mapping[str, Any]) -> IterationCost:
         kv_token=np.maximum(facts.kv_bytes / reads, facts.latent_flops / products) + (1 - facts.windowed) * decode,
         kv_window_token=facts.kv_window_bytes / reads + facts.windowed * decode,
         window=facts.window,
+        chunk=facts.chunk,
         token=(facts.token_bytes * values["c_act"] + facts.expert_bytes * values["c_expert"]) / facts.bandwidth + links,
         fixed=values["t0"] + values["t_layer"] * facts.layers + values["a"] * facts.reduces + facts.host_seconds,
         sequence=values["t_seq"],

@@ -23,6 +23,8 @@ from pipelines.predict.simulator.scheduler import (
     RunTotals,
     Work,
     arrive,
+    in_window,
+    is_filling,
     leave,
     log_stay,
     make_room,
@@ -115,7 +117,8 @@ def stretch(rules: Rules, w: Work, now: float, first: float, slope: float) -> in
 
 def fills(rules: Rules, r: Request, full: int) -> bool:
     """Return whether a request's window is full after iteration `full`; it may have ended or been paused since."""
-    return r.finish >= 0 and rules.window - r.offset == full
+    kv = r.offset + full
+    return r.finish >= 0 and (kv % rules.chunk == 0 if rules.chunk > 0 else kv == rules.window)
 
 
 def advance(rules: Rules, w: Work, now: float, k: int) -> None:
@@ -128,8 +131,12 @@ def advance(rules: Rules, w: Work, now: float, k: int) -> None:
     while len(w.filling) > 0 and w.filling[0] < n.it * requests:
         full, i = divmod(heappop(w.filling), requests)
         if fills(rules, w.requests[i], full):
-            n.filling -= 1
-            n.windowed -= 1  # it was counted for one step too many
+            if rules.chunk > 0:
+                n.windowed -= rules.chunk  # the next token begins a chunk
+                heappush(w.filling, (full + rules.chunk) * requests + i)
+            else:
+                n.filling -= 1
+                n.windowed -= 1  # it was counted for one step too many
     if len(w.prefilling) > 0:
         prefill(rules, w, now)
     while len(w.finishing) > 0 and w.finishing[0] < n.it * requests:
@@ -159,8 +166,10 @@ def prefill(rules: Rules, w: Work, now: float) -> None:
             continue
         begin(rules, n, r, now)
         heappush(w.finishing, r.finish * requests + i)
-        if r.offset + n.it <= rules.window:
-            heappush(w.filling, (rules.window - r.offset) * requests + i)
+        kv = r.offset + n.it
+        if is_filling(rules, kv):
+            left = -kv % rules.chunk if rules.chunk > 0 else rules.window - kv
+            heappush(w.filling, (n.it + left) * requests + i)
         if rules.on_demand:
             w.cross[(1 - r.offset) % rules.block] += 1
     while len(w.prefilling) > unfinished:
@@ -178,8 +187,8 @@ def begin(rules: Rules, n: RunTotals, r: Request, now: float) -> None:
         r.first = now
     n.decoding += 1
     n.kv += context + 1
-    n.windowed += min(context + 1, rules.window)
-    if context + 1 <= rules.window:
+    n.windowed += in_window(rules, context + 1)
+    if is_filling(rules, context + 1):
         n.filling += 1
 
 

@@ -60,7 +60,7 @@ class IterationCost:
         prefill_attention: per (query token x context token).
         kv_token: per KV token read, for all layers with full attention together.
         kv_window_token: per KV token read, for all layers with a sliding window together.
-        window: tokens of that window; 0 means none.
+        window: tokens of that window; 0 means none. For prompts, if the window is a chunk: what half of it has.
         token: per token, whatever the bound.
         fixed: per iteration.
         sequence: per request in the iteration.
@@ -70,6 +70,7 @@ class IterationCost:
         end: per request that ended, before the next iteration: the CPU engine's server does it in the same thread.
         prefill_window: as `prefill_attention`, for all layers with a sliding window together.
         padding: to compute the rows that fill up the tiles of all experts.
+        chunk: tokens of a chunk that begins anew, which decoding reads instead of a window; 0 means none.
     """
 
     token_compute: float
@@ -91,16 +92,17 @@ class IterationCost:
     end: float = 0.0
     prefill_window: float = 0.0
     padding: float = 0.0
+    chunk: int = 0
 
     def slower(self, factor: float) -> IterationCost:
         """Return the cost of an engine whose every iteration takes `factor` times as long."""
-        same = ("knee", "dense_share", "expert_share", "window")
+        same = ("knee", "dense_share", "expert_share", "window", "chunk")
         return replace(
             self, **{each.name: factor * getattr(self, each.name) for each in fields(self) if each.name not in same}
         )
 
     def array(self) -> Any:
-        """Return float64[19]: the fields in order, for the loop."""
+        """Return float64[20]: the fields in order, for the loop."""
         return np.array(_numbers(self), dtype=np.float64)
 
     def seconds(
@@ -113,7 +115,7 @@ class IterationCost:
             sequences: requests in the iteration.
             q_ctx: sum over prompts of query tokens x mean context they attend to.
             kv: sum over decoding requests of KV tokens read.
-            kv_window: the same, with each request capped at the window.
+            kv_window: the same, with each request capped at the window, or its part in the newest chunk.
             prefills: prompts or chunks.
         """
         return iteration_seconds(_numbers(self), tokens, sequences, q_ctx, kv, kv_window, prefills)
@@ -226,6 +228,7 @@ def _rules(engine: SchedulerLimits, load: OfferedLoad, cost: Cost, until: float 
         shared=engine.shared_blocks,
         chunks=cost.chunks if isinstance(cost, TickCost) else 1,
         window=cost.window if isinstance(cost, IterationCost) else 0,
+        chunk=cost.chunk if isinstance(cost, IterationCost) else 0,
         ticks=isinstance(cost, TickCost),
         delay=float(load.client_delay),
         until=math.inf if until is None else float(until),

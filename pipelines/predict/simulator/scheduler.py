@@ -33,6 +33,7 @@ class Rules(NamedTuple):
     shared: int
     chunks: int
     window: int
+    chunk: int
     ticks: bool
     delay: float
     until: float
@@ -90,8 +91,8 @@ class RunTotals:
         decoding: number of decoding requests.
         used: KV blocks in use.
         kv: tokens that decoding reads in the next iteration.
-        windowed: the same, with each request capped at the window.
-        filling: decoding requests that read no more than the window.
+        windowed: the same, with each request capped at the window, or its part in the newest chunk.
+        filling: decoding requests that read no more than the window; all of them with chunks.
         worked: request-iterations so far.
     """
 
@@ -122,7 +123,7 @@ class Work(NamedTuple):
     n: RunTotals
     cross: list[int]  # decoding requests that need a new block, by iteration modulo block
     finishing: list[int]  # heap of finish * requests + request
-    filling: list[int]  # heap of (iteration in which the window is full) * requests + request
+    filling: list[int]  # heap of (iteration in which the window or chunk is full) * requests + request
     free: list[int]  # heap of empty slots
     order: list[int]  # running requests in order of admission; ended ones are dropped lazily
     prefilling: list[int]  # in order
@@ -150,6 +151,16 @@ def blocks_of(rules: Rules, r: Request, tokens: int) -> int:
     return (tokens + rules.block - 1) // rules.block - r.cached // rules.block
 
 
+def in_window(rules: Rules, kv: int) -> int:
+    """Return how many of a request's KV tokens the layers with a window read, or those with chunks."""
+    return (kv - 1) % rules.chunk + 1 if rules.chunk > 0 else min(kv, rules.window)
+
+
+def is_filling(rules: Rules, kv: int) -> bool:
+    """Return whether a request that reads so many KV tokens reads one more in the next iteration, or a new chunk."""
+    return rules.chunk > 0 or kv <= rules.window
+
+
 def arrive(requests: list[Request], n: RunTotals, now: float) -> None:
     """Add requests that have arrived by now to the queue."""
     while n.arrived < n.known and requests[n.arrived].arrival <= now:
@@ -170,8 +181,8 @@ def leave(rules: Rules, n: RunTotals, r: Request, free: list[int], cross: list[i
         r.produced += n.it - r.began
         n.decoding -= 1
         n.kv -= kv
-        n.windowed -= min(kv, rules.window)
-        if kv <= rules.window:
+        n.windowed -= in_window(rules, kv)
+        if is_filling(rules, kv):
             n.filling -= 1
         r.finish = -1
     r.joined = -1
