@@ -26,7 +26,7 @@ from scripts.published_fit.fit import Design, fit
 ROWS = Path(PUBLISHED).parent / "mixtures.csv"
 LINKS = ("link=experts over nvlink", "link=experts over pcie")
 OWN = {
-    *((name, "mixture") for name in ("t_eager", "c_expert", "tile", "e_c", "e_m", "t_layer")),
+    *((name, "mixture") for name in ("t_eager", "c_expert", "tile", "e_c", "e_m", "t_layer", "kv_share")),
     *(("t_layer", "mixture version"), ("e_c", "mxfp4"), ("e_a", "heads")),
     *((name, link) for name in ("e_l", "a") for link in LINKS),
 }

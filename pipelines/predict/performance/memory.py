@@ -265,14 +265,27 @@ def activation_bytes(sizes: EngineSizes) -> float:
     exist for one token per sequence, or for every token with gather_context_logits.
     """
     shape, tokens = sizes.shape, sizes.max_num_tokens
-    # of the experts that a token passes through; with attention data parallel ranks, all of their tokens may meet here
-    inner = shape.intermediate_size * shape.num_experts_per_token / (1 if sizes.attention_dp else sizes.tp_size)
+    apart = sizes.attention_dp and shape.num_experts > 1  # the tokens of all ranks meet in the experts
+    inner = 0.0 if apart else shape.intermediate_size * shape.num_experts_per_token / sizes.tp_size
     inner = max(inner + shape.shared_size / sizes.attention_tp, shape.dense_size / sizes.attention_tp)
     outputs = 4 * shape.hidden_size + 2 * inner + _rank_qkv(sizes)
-    layer = LAYER_FACTOR * tokens * 2 * outputs
+    layer = LAYER_FACTOR * tokens * 2 * outputs + (gathered_bytes(sizes) if apart else 0)
     sequences = sizes.max_batch_size * sizes.max_beam_width
     rows = tokens if sizes.gather_context_logits else min(tokens, sequences)
     return max(layer, rows * shape.vocab_size * 2 + tokens * shape.hidden_size * HEAD_BYTES)
+
+
+def gathered_bytes(sizes: EngineSizes) -> int:
+    """Return the bytes of a rank's experts for the tokens of all attention data parallel ranks, however they choose.
+
+    Hidden states gathered and results to be scattered, at 16 bit, and the workspace of the grouped products, which has
+    a row for each token and each of its experts: inputs (or results) and gate and up. DeepSeek R1 with 8 ranks and
+    8,192 tokens: 15.0 GB + 1.9 GB. Source: `fused_moe_cutlass.py` (moe_max_num_tokens times the data parallel size) and
+    `moe_kernels.cu`, getWorkspaceDeviceBufferSizes (overlapped_gemm1_gemm2_inputs and outputs) of TensorRT-LLM 1.2.
+    """
+    shape, tokens = sizes.shape, sizes.tp_size * sizes.max_num_tokens
+    row = 2 * shape.hidden_size + max(4 * shape.intermediate_size, 2 * shape.hidden_size)
+    return tokens * (shape.num_experts_per_token * row + 4 * shape.hidden_size)
 
 
 def buffer_bytes(sizes: EngineSizes) -> float:

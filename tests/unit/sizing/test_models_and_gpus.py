@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.gpus import gpu_named, gpus
-from pipelines.predict.performance.memory import EngineSizes, rank_weight_bytes
+from pipelines.predict.performance.memory import EngineSizes, activation_bytes, gathered_bytes, rank_weight_bytes
 from pipelines.predict.performance.models import MODELS, model_named, models
 from pipelines.settings.compose import load
 
@@ -74,6 +75,14 @@ def test_experts_are_shared_and_attention_is_not_where_it_is_data_parallel():
     assert rank_weight_bytes(sizes) == pytest.approx(own + model.routed_params / 8 + 4 * 202048 * 5120, rel=0.02)
     assert sizes.kv_token_bytes == 196_608
     assert sizes.lanes == 8
+
+
+def test_experts_have_room_for_the_tokens_of_all_attention_data_parallel_ranks():
+    """DeepSeek R1 on 8 ranks: 15.0 GB of workspace, 1.9 GB of states gathered and to be scattered."""
+    sizes = EngineSizes(model_named("deepseek-r1"), QFormat.FP8, tp_size=8, attention_dp=True)
+    assert gathered_bytes(sizes) == 8 * 8192 * (8 * 4 * 7168 + 4 * 7168)
+    assert 16.9e9 < activation_bytes(sizes) < 19e9
+    assert activation_bytes(replace(sizes, attention_dp=False)) < 2e9
 
 
 def test_active_weights_of_a_mixture_are_those_of_its_experts_per_token():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from pipelines.domain.errors import UserError
@@ -12,7 +13,8 @@ from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.models import model_named
 from pipelines.predict.performance.performance import PerformanceModel, Setup
 from pipelines.predict.performance.physics import Parameters, facts
-from pipelines.predict.simulator.run import IterationCost
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
+from pipelines.predict.simulator.run import IterationCost, simulate
 from scripts.published_fit.priors import PRIORS
 
 H100 = Setup(model_named("llama-3.1-8b"), gpu_named("h100_sxm"), QFormat.FP8)
@@ -186,6 +188,15 @@ def test_attention_data_parallel_ranks_share_the_experts_alone():
     assert apart.kv_bytes == split.kv_bytes == 61 * 576  # one latent vector for all heads
     # 7 ranks get a token in 16 bit and give their results back, in each of 58 layers
     assert apart.reduce_bytes == 7 * (2 + 2) * 58 * 7168
+
+
+def test_decoding_reads_the_newest_chunk_alone_where_attention_is_of_chunks(model):
+    """Llama 4: after a prompt of 8,192 tokens three of four layers begin a chunk; a window of half of it is full."""
+    apart = Setup(model_named("llama-4-maverick"), gpu_named("b200_sxm"), QFormat.NVFP4, tp=4, attention_dp=True)
+    cost, load = model.cost(apart).cost, OfferedLoad(np.array([8192]), np.array([1024]), arrival=np.zeros(1))
+    assert (cost.chunk, cost.window) == (8192, 4096)
+    ends = [simulate(SchedulerLimits(), load, each).end for each in (cost, replace(cost, chunk=0))]
+    assert ends[1] - ends[0] == pytest.approx(cost.kv_window_token * sum(4096 - kv for kv in range(1, 1024)), rel=1e-6)
 
 
 def test_the_window_of_some_layers_bounds_their_attention_of_prompts_too():
