@@ -137,11 +137,12 @@ def both_spellings(config: Mapping[str, Any]) -> dict[str, Any]:
     if local := local_rope(config):
         return local
     scaling, base = rope_scaling(config), rope_base(config)
-    return {
-        "rope_theta": base,
-        "rope_scaling": scaling,
-        "rope_parameters": {**(scaling or {"rope_type": "default"}), "rope_theta": base},
-    }
+    parameters = {**(scaling or {"rope_type": "default"}), "rope_theta": base}
+    both = {"rope_theta": base, "rope_scaling": scaling, "rope_parameters": parameters}
+    if scaling is None or Rotary.of(config).differences or kind_of(config) != LONGROPE:
+        return both
+    three = {"type": LONGROPE, **{key: scaling[key] for key in _LISTS[LONGROPE]}}  # Phi-3 of 4.57 takes no more
+    return both | {"rope_scaling": three, _ORIGINAL: scaling[_ORIGINAL]}
 
 
 def check_rope(read: ConfigNumbers, config: Mapping[str, Any], head_dim: int, *, by_layer_type: bool) -> None:

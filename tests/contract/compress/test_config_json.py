@@ -46,6 +46,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 SLIDING, FULL = "sliding_attention", "full_attention"
 
+LONG = {"short_factor": [1.0 + each / 8 for each in range(8)], "long_factor": [9.0] * 8}
+OF_128K = {"max_position_embeddings": 131072, "original_max_position_embeddings": 2048}
 LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama 2": (LLAMA, {"rope_scaling": None, "max_position_embeddings": 4096, "pretraining_tp": 1}),
     "llama 2 of 2023, which names no theta": (LLAMA, {"rms_norm_eps": 1e-5, "num_key_value_heads": None}),
@@ -110,6 +112,24 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "phi 3": (PHI3, {"sliding_window": 2047}),
+    "phi 3 of 128k": (PHI3, {"rope_scaling": LONG | {"type": "longrope"}, **OF_128K}),
+    "phi 3 of 128k, as it was first named": (
+        PHI3, {"rope_scaling": {**LONG, "type": "su", "original_max_position_embeddings": 2048}, **OF_128K},
+    ),
+    "phi 3 of 128k, by an older name": (PHI3, {"rope_scaling": LONG | {"type": "yarn"}, **OF_128K}),
+    "phi 4 mini": (
+        PHI3, {
+            "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.5, 2.0], "long_factor": [3.0, 4.0, 5.0]},
+            "partial_rotary_factor": 0.375, **OF_128K,
+        },
+    ),
+    "phi 3 of 128k, saved by transformers 5": (
+        PHI3, {
+            "rope_parameters": {**LONG, "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
+            | {"original_max_position_embeddings": 2048},
+            **OF_128K,
+        },
+    ),
     "llama with another family's local base": (
         LLAMA, {"rope_parameters": {**LLAMA3, "rope_theta": 5e5}, "rope_local_base_freq": 5e3},
     ),
@@ -183,7 +203,7 @@ def test_every_layout_is_read_as_transformers_reads_it(tmp_path):
         limit = shape.max_position_embeddings
         assert told == [0 if window >= limit else window for window in windows_of(theirs)], name
         assert shape.window_layers == sum(window > 0 for window in windows_of(theirs)), name
-        if architecture in BUILT:
+        if architecture in (*BUILT, PHI3):
             view = ours_in_a_checkpoint(config, tmp_path)
             rotary = rotary_of(theirs)
             np.testing.assert_allclose(inverse_frequencies(view), rotary.inv_freq.numpy(), rtol=1e-6, err_msg=name)
@@ -192,12 +212,13 @@ def test_every_layout_is_read_as_transformers_reads_it(tmp_path):
             read = "attention_bias" in inspect.getsource(inspect.getmodule(type(rotary)))
             assert view.attn_bias == (FAMILIES[architecture].qkv_bias or (read and theirs.attention_bias)), name
             assert view.mlp_bias == (architecture == LLAMA and theirs.mlp_bias), name
-            assert view.hidden_act == ("gelu" if theirs.hidden_act == "gelu_pytorch_tanh" else theirs.hidden_act), name
+            acts = {"gelu_pytorch_tanh": "gelu", **({"silu": "swiglu"} if architecture == PHI3 else {})}
+            assert view.hidden_act == acts.get(theirs.hidden_act, theirs.hidden_act), name
 
 
 def test_a_unified_checkpoint_computes_the_same_positions(tmp_path):
     for name, (architecture, changes) in LAYOUTS.items():
-        if architecture not in (LLAMA, QWEN2, GEMMA3):
+        if architecture not in (LLAMA, QWEN2, GEMMA3, PHI3):
             continue
         config = stated(architecture, changes)
         given = read_by_transformers(config, tmp_path)
@@ -207,6 +228,9 @@ def test_a_unified_checkpoint_computes_the_same_positions(tmp_path):
         if architecture == GEMMA3:
             assert again.rope_parameters == given.rope_parameters, name
             continue
+        if "longrope" in str(written["rope_scaling"]):  # 4.57 takes these three alone, and the number beside them
+            assert written["rope_scaling"].keys() == {"type", "short_factor", "long_factor"}, name
+            assert written["original_max_position_embeddings"] == given.original_max_position_embeddings, name
         torch.testing.assert_close(rotary_of(again).inv_freq, rotary_of(given).inv_freq, msg=name)
         assert rotary_of(again).attention_scaling == rotary_of(given).attention_scaling, name
 
