@@ -156,7 +156,7 @@ def _host_memory(d: Deployment, checked: Checked) -> None:
         return
     needs = memory_checks.cpu_needs(d)
     checked.notes += memory_checks.cpu_notes(needs, request_tokens(d.settings))
-    checked.notes += (note,) if (note := unheard(d.settings.engine.openvino)) else ()
+    checked.notes += tuple(filter(None, (memory_checks.logits_note(d), unheard(d.settings.engine.openvino))))
     checked.faults += [fault] if (fault := kv_fault(d.settings.engine.openvino)) else []
     why = memory_checks.two_models(d) if d.has_fidelity else ""
     if why and d.target == "fidelity":

@@ -21,6 +21,7 @@ from pipelines.engines.openvino.memory import (
     in_same_process,
     inference_precision,
     kv_blocks,
+    loaded_for_logits,
     usual_kv_precision,
     vision_memory,
 )
@@ -332,6 +333,14 @@ def _beside_its_process(settings: Settings, target: Target, vocabulary: int) -> 
     if target in STARTED and settings.serving.front:
         needs["OpenAI service"] = front_memory(vocabulary)
     return needs
+
+
+def logits_note(d: Deployment) -> str:
+    """Say what requests that need logits take of memory, which is not counted: a server may never get one."""
+    size = loaded_for_logits(cpu_sizes(d.settings, d.shape)) if d.shape is not None and d.target in SERVED else None
+    if size is None:
+        return ""
+    return f"the first request that needs logits (guides, seeds, bias) loads {show_bytes(size)} more (modelled)"
 
 
 def check_cpu(settings: Settings, needs: Mapping[str, CpuMemory], memory_bytes: float) -> MemoryFit:

@@ -227,6 +227,19 @@ def adapter_memory(sizes: CpuSizes, matrices: float) -> CpuMemory | None:
     )
 
 
+def loaded_for_logits(sizes: CpuSizes) -> float | None:
+    """Return the bytes of the model that requests for logits share; None for a format that was not measured, or a mix.
+
+    It is loaded beside the paged pipeline, with the first of them. Each also holds its KV state and activations, which
+    are not counted. In float32, 0.94 (int4_wo) and 1.02 (none) of it were seen with a Llama of 88 M parameters.
+    """
+    cost, shape = FORMATS[sizes.qformat].cpu, sizes.shape
+    if cost is None or sizes.candidates:
+        return None
+    head = (HEAD // 2 if sizes.int8_head else HEAD) * shape.vocab_size * shape.hidden_size
+    return cost.layer * shape.num_hidden_layers + cost.linear * shape.linear_params + head
+
+
 def vision_memory(encoder: VisionShape, precision: Precision) -> CpuMemory:
     """Return the resident memory of the process of a vision encoder, which encodes the tiles of one picture at a time.
 

@@ -58,6 +58,16 @@ def test_a_draft_model_and_adapters_are_listed_and_refused_by_the_sum(tmp_path: 
     assert plan(tmp_path, [*words, f"{pool}{most}"], "serve", held - 2**22).steps
 
 
+def test_what_requests_for_logits_load_is_said_and_not_counted(tmp_path: Path) -> None:
+    """Two bytes for each weight of the linears and the head, in float32 too, and what a layer takes."""
+    shape = ModelShape.from_hf_config(json.loads((BUNDLED / "models" / "tiny_llama" / "config.json").read_text()))
+    weights = 2 * (shape.linear_params + shape.vocab_size * shape.hidden_size)
+    size = show_bytes(weights + 1.06 * 2**20 * shape.num_hidden_layers)
+    note = f"the first request that needs logits (guides, seeds, bias) loads {size} more (modelled)"
+    assert note in plan(tmp_path, [], "serve").notes
+    assert not any("needs logits" in each for each in plan(tmp_path, [], "evaluate").notes)
+
+
 def test_evaluating_loads_neither(tmp_path: Path) -> None:
     words = [*DRAFT, *adapters(tmp_path / "adapter")]
     assert [*cpu_needs(plan(tmp_path, words, "evaluate").deployment)] == [ENGINE, "lm-eval"]
