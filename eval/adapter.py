@@ -32,8 +32,9 @@ from pipelines.engines.port import (
     Session,
     TokenIds,
 )
-from pipelines.serving.openai.channels import THINK_END, Channels, channels_of
+from pipelines.serving.openai.channels import THINK_END, Channels, HarmonyReader, channels_of
 from pipelines.serving.openai.prompts import NoPromptError, Renderer
+from pipelines.serving.openai.tokenizer import ServedTokenizer
 
 Tokens = list[int]
 Encoded = tuple[tuple[str, str] | None, Tokens, Tokens]
@@ -135,8 +136,10 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         self._progress = progress
         self._ends = opened(self._folder).end_ids
         self._bos_text = tokenizer.decode(self.prefix_token_id)
-        thinks = chat is not None and channels_of(chat.template, tokenizer.get_vocab().get) is Channels.THINK
-        self._think_end = THINK_END if thinks else None
+        channels = None if chat is None else channels_of(chat.template, tokenizer.get_vocab().get)
+        self._think_end = THINK_END if channels is Channels.THINK else None
+        harmony = channels is Channels.HARMONY
+        self._harmony = ServedTokenizer(self._folder, adds_special=False) if harmony else None
         self._memo: dict[str, Tokens] = {}
         self._ids = list(range(max(tokenizer.get_vocab().values()) + 1))
 
@@ -330,12 +333,15 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         except NotFiniteError as error:
             raise self._nan(error, error.tokens) from error
         # The session stops at tokens, not at strings, so text from a stop string on is cut here.
-        return [
-            postprocess_generated_text(
-                self.tokenizer.decode(one.token_ids, skip_special_tokens=True), stop, self._think_end
-            )
-            for one in made
-        ]
+        return [postprocess_generated_text(self._answer(one.token_ids), stop, self._think_end) for one in made]
+
+    def _answer(self, tokens: TokenIds) -> str:
+        """Return the text of an answer; of harmony's messages those for the user, if it has any."""
+        text = str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+        if self._harmony is None:
+            return text
+        reader = HarmonyReader(self._harmony, calls=False, skip_special=True)
+        return "".join(reader.push(token) or "" for token in tokens) + reader.rest() or text
 
 
 # Prompts as chats: the model's own chat template around lm-eval's messages, as lm-eval's `hf` model renders them.

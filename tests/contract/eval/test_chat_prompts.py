@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from eval.adapter import ChatPrompts, load_tokenizer
 from eval.harness import evaluate
@@ -18,6 +19,7 @@ from eval.spec import EvalSpec
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.port import Generation, SamplingParams
+from pipelines.serving.openai.channels import MARKS
 from pipelines.settings.model import BUNDLED
 
 SYSTEM = (
@@ -145,6 +147,25 @@ def test_reasoning_is_no_part_of_an_answer(model: Path, thinks: bool) -> None:
     written = load_tokenizer(model).encode("<think>no\nno</think>\nyes\nno", add_special_tokens=False)
     _, result = asked(model, "mini_answers", written, apply_chat_template=True)
     assert {record.choice for record in result.records} == {"yes" if thinks else "<think>no"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "judged"),
+    [
+        ("<|channel|>analysis<|message|>no\nno<|end|><|start|>assistant<|channel|>final<|message|>yes\nno", "yes"),
+        ("<|channel|>analysis<|message|>no", "analysisno"),  # cut before an answer
+    ],
+)
+def test_the_analysis_of_harmony_is_no_part_of_an_answer(model: Path, answer: str, judged: str) -> None:
+    template = model / "chat_template.jinja"
+    template.write_text(template.read_text() + "{# <|channel|> #}")
+    vocabulary = Tokenizer.from_file(str(model / "tokenizer.json"))
+    vocabulary.add_special_tokens(list(MARKS))
+    vocabulary.save(str(model / "tokenizer.json"))
+    _, result = asked(
+        model, "mini_answers", vocabulary.encode(answer, add_special_tokens=False).ids, apply_chat_template=True
+    )
+    assert {record.choice for record in result.records} == {judged}
 
 
 def test_an_answer_that_is_begun_is_continued_as_transformers_does(model: Path) -> None:
