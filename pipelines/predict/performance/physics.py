@@ -10,14 +10,14 @@ are for one rank; H = hidden, L = layers, d = head_dim:
     token             (H L 4 act + expert activations) / BW   + [tp > 1] 2 L 2 (tp - 1) / tp 2 H / (e_l link)
     fixed             t0 + t_layer L   + [tp > 1] 2 L a   + streamed bytes of W / host link
     padding           2 W_experts tile / 2 / (tp e_c peak(format))
-    sequence, prefill t_seq, t_prefill             prompts t_eager L
+    sequence, prefill t_seq, t_prefill             prompts t_eager L_experts
 
 With attention data parallelism a rank works on requests of its own: attention, common MLPs and head are whole on it
 (no tp), its tokens pass through as many experts as alone, the tokens of all ranks share the reads of the experts, and
 instead of all-reduces its tokens are gathered and their results scattered, in each layer with experts.
 
 TensorRT-LLM's PyTorch backend replays CUDA graphs only for iterations without prompts; in the others the host launches
-the many kernels of a mixture's layers one by one, which takes t_eager more.
+the many kernels of layers with experts one by one, which takes t_eager more.
 
 Latent attention (MLA) reads one vector for all heads, so that its products, heads (d_k + d_v), count like those of
 prompts and not like those of a few heads per vector; the products or the reads are its cost, whichever takes longer.
@@ -121,6 +121,7 @@ class Facts:
         link: bandwidth between GPUs, bytes/s in one direction.
         host_seconds: to stream the weights that stay in the host's memory; nothing else is assumed to hide it.
         layers: number of decoder layers.
+        expert_layers: those with experts; of a dense model all.
         sparse: 1 with 2:4 sparsity, else 0.
         sparse_most: data-sheet rate with 2:4 sparsity over the dense one.
         dense_share: share of the weights that every token uses.
@@ -149,6 +150,7 @@ class Facts:
     link: Any
     host_seconds: Any
     layers: Any
+    expert_layers: Any
     sparse: Any
     sparse_most: Any
     dense_share: Any
@@ -205,6 +207,7 @@ def facts(
         link=gpu.link(tp)[1],
         host_seconds=pp * streamed / gpu.host,
         layers=layers,
+        expert_layers=mixed,
         sparse=float(sparse),
         sparse_most=gpu.sparse_multiplier,
         dense_share=common / (common + routed) if model.num_experts > 1 else 1.0,
@@ -255,7 +258,7 @@ def iteration_cost(facts: Facts, values: Mapping[str, Any]) -> IterationCost:
         fixed=values["t0"] + values["t_layer"] * facts.layers + values["a"] * facts.reduces + facts.host_seconds,
         sequence=values["t_seq"],
         prefill=values["t_prefill"],
-        prompts=values["t_eager"] * facts.layers,
+        prompts=values["t_eager"] * facts.expert_layers,
         prefill_window=facts.windowed * facts.attention_flops / products,
         padding=facts.expert_flops * values["tile"] / 2 / compute,
     )

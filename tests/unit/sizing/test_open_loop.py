@@ -87,8 +87,8 @@ MIXTURES_OFF = {
     "deepseek-r1": 11,
     "qwen3-235b-a22b": 7,
     "gpt-oss-120b": 11,
-    "qwen3-30b-a3b": 9,
-    "llama-4-maverick": 19,
+    "qwen3-30b-a3b": 8,
+    "llama-4-maverick": 15,
 }
 """Medians in percent of NVIDIA's full loads that no fit has seen."""
 
