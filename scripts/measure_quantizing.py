@@ -3,6 +3,9 @@
     --layers 1 --texts 32            a small run; by default 2 layers of Llama 3.2 1B and the 128 texts of real_text
     --width 1024                     half of its widths: ModelOpt's GPTQ takes 20 minutes for one layer of Llama 3.2 1B
     --only int4_awq,gptqmodel        only some comparisons
+    --bundled tiny_llama             GPTQ of a bundled model instead of random weights; says also how far the model with
+                                     each side's weights is from the original: the mean KL divergence of the next token
+                                     in nats, in float32, on the last 64 texts of its corpus, which neither side read
     --f32                            ModelOpt's flow multiplies in float32 too, as this project does where the processor
                                      has no bfloat16, in which a product takes four times as long
     --gptqmodel PYTHON               interpreter that has GPTQModel; else it is installed for the run (5.7 GB from PyPI)
@@ -35,9 +38,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.settings.model import BUNDLED
 from scripts.measure_streaming import ROOT, SHAPES, make_model
 
-THREADS = 2
+THREADS, HELD_OUT = 2, 64
 LAYERS, VOCABULARY = SHAPES["llama_1b"]["num_hidden_layers"], SHAPES["llama_1b"]["vocab_size"]
 LLAMA_322M = {
     **SHAPES["llama_8b"], "hidden_size": 1024, "num_hidden_layers": 20, "num_attention_heads": 16, "head_dim": 64,
@@ -78,7 +82,7 @@ def ours(model: Path, out: Path, qformat: str, texts: int) -> None:
     from pipelines.compress.quantizing import quantize
 
     layout: Any = "tensorrt_llm" if qformat == "int4_rtn" else "hugging_face"
-    quantize(model, out, *_asked(qformat, texts), device="cpu", layout=layout)
+    quantize(model, out, *_asked(model, qformat, texts), device="cpu", layout=layout)
 
 
 def by_modelopt(model: Path, out: Path, qformat: str, texts: int) -> None:
@@ -92,7 +96,7 @@ def by_modelopt(model: Path, out: Path, qformat: str, texts: int) -> None:
     from pipelines.compress.model_folder import look_at
     from pipelines.compress.recipes import modelopt_config
 
-    spec = _asked(qformat, texts)[0]
+    spec = _asked(model, qformat, texts)[0]
     whole: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
     config: Any = modelopt_config(spec, look_at(model).shape.family, lambda name: getattr(mtq, name))
     if qformat == "int4_gptq":  # this project has its own, for which ModelOpt only finds scales
@@ -138,7 +142,7 @@ SIDES: dict[str, Callable[[Path, Path, str, int], None]] = {
 }  # fmt: skip
 
 
-def _asked(qformat: str, texts: int) -> tuple[Any, Any, Any]:
+def _asked(model: Path, qformat: str, texts: int) -> tuple[Any, Any, Any]:
     """Return the arguments of `quantize`: the format, the texts, and how many."""
     from pipelines.compress.config import SHIPPED, CalibrationSettings, QuantSettings
     from pipelines.compress.specs import QuantSpec
@@ -146,7 +150,8 @@ def _asked(qformat: str, texts: int) -> tuple[Any, Any, Any]:
     from pipelines.domain.formats import QFormat
 
     spec = QuantSpec(QuantSettings(qformat=QFormat(qformat)))
-    return spec, load_texts(SHIPPED["real_text"]), CalibrationSettings(size=texts)
+    source = "bundled" if model.is_relative_to(BUNDLED) else "real_text"
+    return spec, load_texts(SHIPPED[source]), CalibrationSettings(size=texts)
 
 
 def batches(model: Path, qformat: str, texts: int) -> Sequence[Any]:
@@ -155,7 +160,7 @@ def batches(model: Path, qformat: str, texts: int) -> Sequence[Any]:
     from pipelines.compress.loading import load_tokenizer
     from pipelines.compress.model_folder import look_at
 
-    spec, lines, calibration = _asked(qformat, texts)
+    spec, lines, calibration = _asked(model, qformat, texts)
     tokenizer = load_tokenizer(look_at(model))
     return make_batches(lines, tokenizer, calibration, calibration.sequences_for(spec.quant.qformat)).batches
 
@@ -188,24 +193,76 @@ def measure(words: Sequence[str | Path], out: Path) -> dict[str, float]:
     return took
 
 
+def tensors_of(folder: Path) -> dict[str, Any]:
+    """Return all tensors of a folder."""
+    from safetensors.torch import load_file
+
+    return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
 def same_tensors(one: Path, other: Path) -> str:
     """Say how many tensors of two folders are equal to the bit."""
     import torch
-    from safetensors import safe_open
-
-    def tensors(folder: Path) -> dict[str, torch.Tensor]:
-        tensors: dict[str, torch.Tensor] = {}
-        for path in folder.glob("*.safetensors"):
-            with safe_open(path, "pt") as file:
-                tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return tensors
 
     def bits(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.reshape(-1).view(torch.uint8)
 
-    ours, theirs = tensors(one), tensors(other)
+    ours, theirs = tensors_of(one), tensors_of(other)
     equal = sum(torch.equal(bits(ours[name]), bits(theirs[name])) for name in ours.keys() & theirs.keys())
     return f"{equal} of {len(ours.keys() | theirs.keys())} tensors equal"
+
+
+def divergences(model: Path, folders: Sequence[Path]) -> list[float]:
+    """Return the mean KL divergence of the next token, from a model to it with the weights of each INT4 folder."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from pipelines.compress.config import SHIPPED
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    whole: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    lines = SHIPPED["bundled"].read_text().splitlines()[-HELD_OUT:]
+    ids = [tokenizer(json.loads(line)["text"], return_tensors="pt").input_ids[:, :512] for line in lines]
+
+    def predictions() -> torch.Tensor:
+        with torch.no_grad():
+            return torch.cat([whole(each).logits[0].log_softmax(dim=1) for each in ids])
+
+    expected = predictions()
+    linears = {name: each for name, each in whole.model.layers.named_modules() if isinstance(each, torch.nn.Linear)}
+    found = []
+    for folder in folders:
+        weights = int4_weights(folder, [f"model.layers.{name}" for name in linears])
+        for linear, weight in zip(linears.values(), weights, strict=True):
+            linear.weight.data = torch.from_numpy(weight)
+        found.append(float((expected.exp() * (expected - predictions())).sum(dim=1).mean()))
+    return found
+
+
+def int4_weights(folder: Path, names: Sequence[str]) -> list[Any]:
+    """Return what the codes and scales of linears stand for, float32 [O, I]."""
+    import numpy as np
+
+    from pipelines.checkpoint.declarations import packing_of, quantization_of
+    from pipelines.checkpoint.dequantize import scale_groups
+    from pipelines.checkpoint.packings import decode_int4
+
+    packing = packing_of(quantization_of(folder, json.loads((folder / "config.json").read_text())) or {})
+    tensors = {
+        name: (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+        for name, tensor in tensors_of(folder).items()
+    }
+    weights = []
+    for name in names:
+        if packing != "modelopt":
+            linear = decode_int4(tensors, name, packing)
+            assert (linear.points == 8).all(), "symmetric"
+            weights.append(scale_groups(linear.codes, linear.scales))
+            continue
+        packed = tensors[f"{name}.weight"]
+        codes = np.stack([packed & 15, packed >> 4], axis=1).reshape(-1, packed.shape[1]).astype(np.int8)
+        weights.append(scale_groups((codes ^ 8) - 8, tensors[f"{name}.weight_scale"]))
+    return weights
 
 
 def compare(other: str, qformat: str, model: Path, options: argparse.Namespace) -> None:
@@ -236,9 +293,12 @@ def compare(other: str, qformat: str, model: Path, options: argparse.Namespace) 
 
     equal = f"; {same_tensors(*folders.values())}" if other.startswith("modelopt") else ""
     ratio = median(other, "cpu") / median("ours", "cpu")
-    share = f"memory of ours {median('ours', 'memory') / whole:.2f} of the model's {whole / 2**20:,.0f} MiB"
+    if options.bundled:
+        more = "mean KL from the original {:.5f} and {:.5f}".format(*divergences(model, list(folders.values())))
+    else:
+        more = f"memory of ours {median('ours', 'memory') / whole:.2f} of the model's {whole / 2**20:,.0f} MiB"
     name = f"{qformat}, {layers} layers {config['hidden_size']} wide"
-    say(f"{name}: ours {shown('ours')}; {other} {shown(other)}; {other} : ours {ratio:.2f}; {share}{equal}")
+    say(f"{name}: ours {shown('ours')}; {other} {shown(other)}; {other} : ours {ratio:.2f}; {more}{equal}")
 
 
 def say(line: str) -> None:
@@ -271,6 +331,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=2048, help="hidden size, a multiple of 256")
+    parser.add_argument("--bundled", choices=("tiny_llama", "tiny_qwen", "tiny_gemma"))
     parser.add_argument("--texts", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", default=",".join(("int4_rtn", *WITH_MODELOPT, "gptqmodel")))
@@ -285,6 +346,8 @@ def main() -> None:
         return
     options.work = options.work.absolute() / str(os.getpid())
     chosen = options.only.split(",")
+    if options.bundled:
+        chosen = [each for each in chosen if each in ("int4_gptq", "gptqmodel")]
     say(f"{THREADS} threads; {options.texts} texts, AWQ at most 32; memory is above that of the imports")
     try:
         if "int4_rtn" in chosen:
@@ -292,8 +355,8 @@ def main() -> None:
             make_model(model, LLAMA_322M)
             compare("least", "int4_rtn", model, options)
             shutil.rmtree(model)
-        model = options.work / "llama_1b"
-        if {*WITH_MODELOPT, "gptqmodel"}.intersection(chosen):
+        model = BUNDLED / "models" / options.bundled if options.bundled else options.work / "llama_1b"
+        if not options.bundled and {*WITH_MODELOPT, "gptqmodel"}.intersection(chosen):
             heads = {"num_attention_heads": options.width // 64, "num_key_value_heads": options.width // 256}
             widths = {"hidden_size": options.width, "intermediate_size": 4 * options.width, **heads}
             widths |= {"num_hidden_layers": options.layers, "vocab_size": VOCABULARY * options.layers // LAYERS}

@@ -8,6 +8,9 @@ Shapes: n tokens, o output and i input channels, r the same in reverse, as GPTQ 
 
 from __future__ import annotations
 
+import copy
+import heapq
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -19,44 +22,77 @@ from pipelines.compress.calibration import PassEnded
 
 _ROWS = 1024
 """Rows of a matrix that are computed at once; of moments, what is right of their last diagonal element is left out."""
+_FEW = 256
+"""Rows of moments that a weight is multiplied by at once."""
+_AT_ONCE = 2**21
+"""Elements of a weight whose rounding is compared at once: more do not stay in the processor's cache."""
 
 
 class Moments:
-    """The sum of x x^T over the inputs x of some linears, in reverse.
+    """The sum of x x^T over the inputs x of some linears.
 
     Attributes:
         linears: names of the linears.
     """
 
-    def __init__(self, width: int, device: torch.device) -> None:
-        stops = [*range(_ROWS, width, _ROWS), width]
-        self._parts = [torch.zeros(stop - (stop - 1) // _ROWS * _ROWS, stop, device=device) for stop in stops]
+    def __init__(self, width: int, device: torch.device, *, means: bool = False) -> None:
+        """Begin with no inputs.
+
+        Args:
+            width: input channels.
+            device: of the inputs.
+            means: whether to add the mean of each batch, so that it counts the same however many tokens it has. Few
+                inputs are then kept as they are: errors of outputs cost less than by the sum. Otherwise the sum is in
+                reverse.
+        """
+        self._width, self._device, self._means = width, device, means
+        self._parts: list[torch.Tensor] = []
+        self._inputs: list[torch.Tensor] = []
         self.linears: dict[str, None] = {}
 
-    def add(self, inputs: torch.Tensor, *, mean: bool = False) -> None:
-        """Add inputs of another batch, or their mean: [..., I]."""
-        x_ni = inputs.reshape(-1, inputs.shape[-1])
-        x_nr = torch.empty(x_ni.shape, device=inputs.device)
+    def add(self, inputs: torch.Tensor) -> None:
+        """Add inputs of another batch: [..., I]."""
+        x_ni = inputs.reshape(-1, self._width)
+        x_nr = torch.empty(x_ni.shape, device=self._device)
         for some_nr, some_ni in zip(torch.split(x_nr, _ROWS), torch.split(x_ni, _ROWS), strict=True):
-            some_nr.copy_(some_ni.flip(1))
-        for part in self._parts:
-            rows, stop = part.shape
-            part.addmm_(x_nr[:, stop - rows : stop].t(), x_nr[:, :stop], alpha=1 / max(1, len(x_nr)) if mean else 1)
+            some_nr.copy_(some_ni if self._means else some_ni.flip(1))
+        self._inputs.append(x_nr)
+        if not self._means or self._parts or sum(map(len, self._inputs)) > self._width // 2:
+            self._sum()
+
+    def _sum(self) -> None:
+        if not self._parts:
+            stops = [*range(_ROWS, self._width, _ROWS), self._width]
+            sizes = [(stop - (stop - 1) // _ROWS * _ROWS, stop) for stop in stops]
+            self._parts = [torch.zeros(size, device=self._device) for size in sizes]
+        for x_nr in self._inputs:
+            for part in self._parts:
+                rows, stop = part.shape
+                part.addmm_(x_nr[:, stop - rows : stop].t(), x_nr[:, :stop], alpha=self._share(x_nr))
+        self._inputs.clear()
+
+    def _share(self, x_nr: torch.Tensor) -> float:
+        return 1 / max(1, len(x_nr)) if self._means else 1
 
     def error(self, weight_oi: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the squared outputs of these weights, float32; summed over tokens as inputs were added."""
-        weight_or, total = weight_oi.flip(1), torch.zeros((), device=weight_oi.device)
+        """Return the sum of the squared outputs of these weights, float32; of means."""
+        total = torch.zeros((), device=self._device)
+        for x_ni in self._inputs:
+            total += (weight_oi @ x_ni.t()).square_().sum().mul_(self._share(x_ni))
         for part in self._parts:
-            rows, stop = part.shape
-            product_or = weight_or[:, stop - rows : stop] @ part
-            product_or[:, : stop - rows] *= 2  # what lies above the diagonal is the same
-            total += product_or.mul_(weight_or[:, :stop]).sum()
+            first = part.shape[1] - len(part)
+            for rows_ii in torch.split(part, _FEW):
+                left_ii, square_ii = rows_ii[:, :first], rows_ii[:, first : first + len(rows_ii)]
+                some_oi = weight_oi[:, first : first + len(rows_ii)]
+                # what lies above the diagonal is the same as what lies below it
+                product_oi = torch.addmm(some_oi @ square_ii.t(), weight_oi[:, :first], left_ii.t(), alpha=2)
+                total += product_oi.mul_(some_oi).sum()
+                first += len(rows_ii)
         return total
 
     def take(self) -> torch.Tensor:
         """Return the lower triangle, float32 [I, I], above which is anything; nothing is kept."""
-        width = self._parts[-1].shape[1]
-        sum_rr = torch.empty(width, width, device=self._parts[-1].device)
+        sum_rr = torch.empty(self._width, self._width, device=self._device)
         while self._parts:
             rows, stop = self._parts[-1].shape
             sum_rr[stop - rows : stop, :stop] = self._parts.pop()
@@ -65,13 +101,13 @@ class Moments:
 
 @contextmanager
 def observed(
-    linears: Mapping[str, torch.nn.Module], *, mean: bool = False, ending: bool = False
+    linears: Mapping[str, torch.nn.Module], *, means: bool = False, ending: bool = False
 ) -> Iterator[list[Moments]]:
     """Collect the second moments of linears during the passes of this context: one for each input that they have.
 
     Args:
         linears: by name, in the order in which they run.
-        mean: whether each batch counts the same, however many tokens it has.
+        means: see `Moments`.
         ending: whether a pass ends before the product of the last linear, because nobody needs it.
     """
     last = list(linears)[-1]
@@ -81,8 +117,8 @@ def observed(
     def watch(name: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], None]:
         def hook(_module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
             if not current or current[0][0] is not args[0]:
-                moments = of_inputs.setdefault(name, Moments(args[0].shape[-1], args[0].device))
-                moments.add(args[0], mean=mean)
+                moments = of_inputs.setdefault(name, Moments(args[0].shape[-1], args[0].device, means=means))
+                moments.add(args[0])
                 current[:] = [(args[0], moments)]
             current[0][1].linears[name] = None
             if ending and name == last:
@@ -131,7 +167,7 @@ class AwqSearch:
             run_pass()
             return
         if self._rereads or not searches:
-            with _searching_nothing(linears if searches else {}), observed(linears, mean=True) as self._moments:
+            with _searching_nothing(linears if searches else {}), observed(linears, means=True) as self._moments:
                 run_pass()
         while searches and self._moments:
             moments = self._moments.pop()
@@ -160,21 +196,61 @@ def _searching_nothing(linears: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _search(linear: Any, moments: Moments) -> None:
-    """Let ModelOpt search with one number for the outputs: the root of their mean squared error."""
-    compute, weight_oi = linear._forward_no_awq, linear.weight
+    """Give ModelOpt the loss of the best strength, and infinity for those that are worse."""
+    scales = _scales(linear)
+    weights = torch.split(linear.weight, max(1, _AT_ONCE // linear.weight.shape[1]))
+    copies: dict[int, Any] = {}
 
-    def root(_: torch.Tensor) -> torch.Tensor:
-        loss = torch.zeros(1, device=weight_oi.device)
-        if not linear.weight_quantizer.is_enabled:
-            return loss
-        factor_i, used_oi = linear.input_quantizer.pre_quant_scale, linear.weight_quantizer(weight_oi)
-        for used, weight in zip(torch.split(used_oi, _ROWS), torch.split(weight_oi, _ROWS), strict=True):
-            loss += moments.error(used.float().mul_(factor_i).sub_(weight))
-        return torch.sqrt(loss.div_(len(weight_oi)).clamp_(min=0))
+    def loss(strength: int, part: int) -> float:
+        weight_oi, (weight_scale_i, input_scale_i) = weights[part], scales[strength]
+        if len(weight_oi) not in copies:  # a quantizer is bound to the first shape that it sees
+            copies[len(weight_oi)] = copy.deepcopy(linear.weight_quantizer)
+        quantizer = copies[len(weight_oi)]
+        quantizer.pre_quant_scale = weight_scale_i
+        error_oi = quantizer(weight_oi).float().mul_(input_scale_i).sub_(weight_oi)
+        return float(moments.error(error_oi)) / len(linear.weight)
 
-    linear._forward_no_awq = root
-    linear.forward(weight_oi)
+    if scales:
+        best, least = least_sum(len(scales), len(weights), loss)
+        for strength, alpha in enumerate(linear.awq_lite.loss):
+            linear.awq_lite.loss[alpha] += least if strength == best else math.inf
+
+
+def least_sum(sums: int, parts: int, addend: Callable[[int, int], float]) -> tuple[int, float]:
+    """Return which of some sums is the least, and its value; of equal ones the first.
+
+    The sum that is the smallest so far goes on until it is complete: then no other one can become smaller.
+
+    Args:
+        sums: their number, 1 or more.
+        parts: addends of each.
+        addend: returns addend number `part` of a sum, which is not negative.
+    """
+    heap = [(0.0, number, 0) for number in range(sums)]
+    while heap[0][2] < parts:
+        so_far, number, part = heap[0]
+        heapq.heapreplace(heap, (so_far + addend(number, part), number, part + 1))
+    return heap[0][1], heap[0][0]
+
+
+def _scales(linear: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Let ModelOpt search among equal outputs; return the scales of weights and inputs that it gives each strength.
+
+    There are none if it does not search, because scales of the linear are not numbers.
+    """
+    compute, scales = linear._forward_no_awq, list[tuple[torch.Tensor, torch.Tensor]]()
+
+    def record(_: torch.Tensor) -> torch.Tensor:
+        quantizers = (linear.weight_quantizer, linear.input_quantizer)
+        if quantizers[0].is_enabled:
+            weight_scale, input_scale = (each.pre_quant_scale.clone() for each in quantizers)
+            scales.append((weight_scale, input_scale))
+        return torch.zeros(1, device=linear.weight.device)
+
+    linear._forward_no_awq = record
+    linear.forward(linear.weight)
     linear._forward_no_awq = compute
     for quantizer in (linear.input_quantizer, linear.weight_quantizer):  # left over from the last strength
         if hasattr(quantizer, "_pre_quant_scale"):
             del quantizer._pre_quant_scale
+    return scales
