@@ -226,7 +226,8 @@ class QuantSettings(Group):
         smoothquant_alpha: int8_sq: how much of the activations' range moves into the weights; null is ModelOpt's
             default.
         awq_alpha_step: int4_awq, w4a8_awq: step of the search for scales; null is ModelOpt's default.
-        int4_scales: int4_rtn: scale of a group, from its largest weight (max) or with the least squared error (mse).
+        int4_scales: int4_gptq, int4_rtn: scale of a group, from its largest weight (max) or with the least squared
+            error of rounding to nearest (mse).
         fp4_inputs: nvfp4: scale of activations, from the largest that was seen (max), or with room above what was seen
             and less below (headroom).
         effective_bits: auto: most bits per weight of the layers' linears on average, without scales of groups.

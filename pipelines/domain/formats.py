@@ -314,6 +314,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         summary="INT4 weights in groups, GPTQ",
         quant_algo="W4A16_AWQ",  # its layout without smoothing; that of W4A16_GPTQ depends on the GPU
         weights=INT4_WEIGHTS,
+        searches_scales=True,
         preset="INT4_BLOCKWISE_WEIGHT_ONLY_CFG",
         sequential=True,
         llm_api=True,
@@ -468,7 +469,6 @@ def version_faults(version: str, int4_scales: str, fp4_inputs: str) -> list[Faul
 def scale_faults(qformat: QFormat, int4_scales: str, fp4_inputs: str) -> list[Fault]:
     """Return why the scales of a format cannot be chosen like that; "max" is how all formats have them."""
     why = {
-        QFormat.INT4_GPTQ: "; GPTQ rounds to scales from the largest weights",
         QFormat.INT4_AWQ: "; ModelOpt's export of AWQ takes scales from the largest weights again",
         QFormat.INT4_WO: "; trtllm-build itself computes its scales",
         QFormat.AUTO: "; the search compares formats with their usual scales",

@@ -62,7 +62,7 @@ def given_faults(d: Deployment) -> list[Fault]:
     what = f"model.path='{folder}' is already quantized"
     if not engine.writes_engine:
         faults.append(Fault(f"{what}; engine={engine.setting} takes models in 16 bit.", todo="Use another engine."))
-    for name in ("smoothquant_alpha", "awq_alpha_step", "fp4_inputs"):
+    for name in ("smoothquant_alpha", "awq_alpha_step", "int4_scales", "fp4_inputs"):
         if (value := getattr(settings.quant, name)) not in (None, "max"):
             faults.append(Fault(f"{what}; quant.{name}={value} has no effect.", todo=f"Leave quant.{name} out."))
     changing = {

@@ -241,12 +241,14 @@ def test_gptq_rounds_to_nearest_where_a_hessian_is_not_positive_definite() -> No
 
 
 @pytest.mark.skipif(OLD, reason="nvidia-modelopt before 0.47 searches no scales")
-@pytest.mark.parametrize("kind", ["llama", "gemma"])
-def test_scales_with_the_least_error_equal_those_of_the_whole_model(kind, models, texts, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "qformat"), [("llama", QFormat.INT4_RTN), ("gemma", QFormat.INT4_RTN), ("llama", QFormat.INT4_GPTQ)]
+)
+def test_scales_with_the_least_error_equal_those_of_the_whole_model(kind, qformat, models, texts, tmp_path) -> None:
     """And they are smaller than those from the largest weights, because a few large weights are cut."""
-    spec = quant_spec(QFormat.INT4_RTN, group_size=64, int4_scales="mse")
+    spec = quant_spec(qformat, group_size=64, int4_scales="mse")
     compare(models[kind], spec, texts, tmp_path)
-    quantize(models[kind], tmp_path / "max", spec_of(QFormat.INT4_RTN), texts, CALIBRATION)
+    quantize(models[kind], tmp_path / "max", spec_of(qformat), texts, CALIBRATION)
     name = "transformer.layers.1.mlp.fc.weights_scaling_factor"
     found, largest = (Checkpoint.open(tmp_path / each).tensor(name) for each in ("layers", "max"))
     assert (found < largest).mean() > 0.5

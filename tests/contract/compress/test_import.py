@@ -560,4 +560,6 @@ def test_a_plan_says_what_to_set(models, tmp_path) -> None:
     (fault,) = given_faults(Deployment(load(words), "evaluate", build, MACHINE))
     assert "the 16-bit model to compare it with is not known" in str(fault)
     assert given_faults(Deployment(load([*words, "eval.baseline=skip"]), "evaluate", build, MACHINE)) == []
+    (fault,) = given_faults(Deployment(load([*words, "quant.int4_scales=mse"]), "build", build, MACHINE))
+    assert "is already quantized; quant.int4_scales=mse has no effect" in str(fault)
     shutil.rmtree(folder)

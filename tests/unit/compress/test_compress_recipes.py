@@ -108,10 +108,9 @@ def test_scales_with_the_least_error_replace_the_algorithm() -> None:
 @pytest.mark.parametrize(
     ("qformat", "why"),
     [
-        (QFormat.INT4_GPTQ, "GPTQ rounds"),
         (QFormat.INT4_AWQ, "export of AWQ"),
         (QFormat.INT4_WO, "trtllm-build itself"),
-        (QFormat.FP8, "quant=fp8. It applies to quant=int4_rtn"),
+        (QFormat.FP8, "quant=fp8. It applies to quant=int4_gptq, int4_rtn"),
     ],
 )
 def test_scales_that_a_format_does_not_search_are_refused(qformat, why) -> None:
