@@ -11,11 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipelines.checkpoint.declarations import packing_of, quantization_of
-from pipelines.checkpoint.given import WITH_ACTIVATIONS, given_format
+from pipelines.checkpoint.declarations import quantization_of
+from pipelines.checkpoint.given import WITH_ACTIVATIONS
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.families import BUILT, FAMILIES, SIZED
-from pipelines.domain.formats import BY_QUANT_ALGO
+from pipelines.domain.formats import BY_QUANT_ALGO, stored_as
 from pipelines.domain.mixture_layers import Latent
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.registry import LLM_API, TENSORRT_LLM, EngineDescription, with_setting
@@ -76,11 +76,13 @@ def _in_folder(folder: Path, name: str) -> ModelShape:
 
 def _form_of(block: Mapping[str, Any]) -> str:
     """Return the format that a folder declares: one of `quant`, or the method's own name where none is like it."""
-    method, algorithm = str(block.get("quant_method")), block.get("quant_algo")
-    if method == "modelopt" and algorithm not in BY_QUANT_ALGO:
-        return str(algorithm)
-    known = method in ("modelopt", "fp8") or (method == "compressed-tensors" and packing_of(block) in WITH_ACTIVATIONS)
-    return given_format(block).qformat.value if known else method
+    method, algorithm = str(block.get("quant_method")), str(block.get("quant_algo"))
+    if method == "modelopt":
+        return str(
+            stored_as(algorithm, bool(block.get("pre_quant_scale"))) if algorithm in BY_QUANT_ALGO else algorithm
+        )
+    packing = str(block.get("format")) if method == "compressed-tensors" else method
+    return str(WITH_ACTIVATIONS.get(packing, method))
 
 
 def _kept_in_16_bit(block: Mapping[str, Any], shape: ModelShape) -> str:

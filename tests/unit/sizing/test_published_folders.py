@@ -169,6 +169,7 @@ FP8_OF_LLM_COMPRESSOR = {
         ("llama-4-maverick", LLAMA_4, ["*router*", "vision_model*"], "nvfp4", ""),
         ("", LLAMA_4 | {"quantization_config": FP8_OF_LLM_COMPRESSOR}, None, "fp8", "attention"),
         ("", DEEPSEEK_V3 | {"quantization_config": {"quant_method": "awq", "bits": 4}}, None, "awq", ""),
+        ("", DEEPSEEK_V3 | {"quantization_config": {"quant_method": "modelopt", "quant_algo": [8]}}, None, "[8]", ""),
     ],
 )  # fmt: skip
 def test_a_folder_says_its_format_and_what_it_keeps(tmp_path, name, config, quantization, form, kept):
