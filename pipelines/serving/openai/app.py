@@ -377,9 +377,9 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 def _paths(app: FastAPI, method: str) -> str:
-    """List the paths that take a method, or all."""
+    """List the paths that take a method."""
     routes = [route for route in app.routes if isinstance(route, Route)]
-    taking = [route.path for route in routes if method in (route.methods or ())] or [route.path for route in routes]
+    taking = [route.path_format for route in routes if method in (route.methods or ())]
     return f"{method} {', '.join(dict.fromkeys(taking))}" if taking else "nothing"
 
 

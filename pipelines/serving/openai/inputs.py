@@ -86,6 +86,8 @@ def engine_inputs(
             inputs.append(InputTensor(name, "FP32", (value,)))
     if sampling.min_tokens:
         inputs.append(InputTensor("min_tokens", "INT32", (sampling.min_tokens,)))
+    if sampling.lora_task_id is not None:
+        inputs.append(InputTensor("lora_task_id", "UINT64", (sampling.lora_task_id,)))
     if sampling.logit_bias:
         inputs.append(_bias(sampling.logit_bias, tokenizer.size))
     if sampling.scores is not None:

@@ -99,6 +99,7 @@ class Sampling(BaseModel):
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    lora_task_id: Annotated[int, Field(ge=0, lt=2**64)] | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
@@ -215,6 +216,7 @@ class CompletionRequest(Sampling):
             ("frequency_penalty", self.frequency_penalty, not self.frequency_penalty),
             ("repetition_penalty", self.repetition_penalty, self.repetition_penalty in (None, 1)),
             ("logit_bias", self.logit_bias, not self.logit_bias),
+            ("lora_task_id", self.lora_task_id, self.lora_task_id is None),
             *((name, guide[1], False) for name, guide in self.guides.items()),
         ):
             if not fits:

@@ -116,6 +116,7 @@ input [
   { name: "end_id" data_type: TYPE_INT32 dims: [1] reshape: { shape: [] } optional: true },
   { name: "pad_id" data_type: TYPE_INT32 dims: [1] reshape: { shape: [] } optional: true },
   { name: "seed" data_type: TYPE_UINT64 dims: [1] reshape: { shape: [] } optional: true },
+  { name: "lora_task_id" data_type: TYPE_UINT64 dims: [1] reshape: { shape: [] } optional: true },
   { name: "return_log_probs" data_type: TYPE_BOOL dims: [1] reshape: { shape: [] } optional: true },
   { name: "return_generation_logits" data_type: TYPE_BOOL dims: [1] reshape: { shape: [] } optional: true },
   { name: "return_context_logits" data_type: TYPE_BOOL dims: [1] reshape: { shape: [] } optional: true },
@@ -176,6 +177,7 @@ class TritonPythonModel:
             prompt = [WORDS[int(bias.as_numpy().reshape(-1).argmax())]]
         limit, stream = int(value(request, "request_output_len", 0)), bool(value(request, "streaming", False))
         seed, end = int(value(request, "seed", 0)), int(value(request, "end_id", -1))
+        seed += int(value(request, "lora_task_id", 0))  # an adapter begins as many words later as its id says
         made = []
         for number in range(limit):
             word = prompt[(number + seed) % len(prompt)]

@@ -42,7 +42,7 @@ def chat(client, content="hi", **given):
 EXTRA = (
     *("stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens", "top_k", "repetition_penalty"),
     *("skip_special_tokens", "truncate_prompt_tokens", "add_special_tokens", "chat_template_kwargs"),
-    *("add_generation_prompt", "return_tokens_as_token_ids"),
+    *("add_generation_prompt", "return_tokens_as_token_ids", "lora_task_id"),
 )
 
 
@@ -105,6 +105,15 @@ def test_an_answer_stops_at_the_text_inside_a_token(client) -> None:
     answer = complete(client, "a <tool_call>", max_tokens=60, stop="tool")
     assert text(answer) == " a <"
     assert answer.usage.completion_tokens == 2
+
+
+def test_an_adapter_answers_by_its_id(client) -> None:
+    assert text(complete(client, max_tokens=3)) == " a b c"
+    assert text(complete(client, max_tokens=3, lora_task_id=1)) == " b c a"
+    first = chat(client, max_tokens=1).choices[0].message.content
+    assert chat(client, max_tokens=1, lora_task_id=1).choices[0].message.content not in ("", first)
+    with pytest.raises(openai.BadRequestError, match="lora_task_id: Input should be greater than or equal to 0"):
+        complete(client, lora_task_id=-1)
 
 
 def test_nothing_ends_an_answer_before_its_least_length(client) -> None:

@@ -90,7 +90,14 @@ def test_what_was_cached_is_asked_for_where_it_is_shown() -> None:
 def test_every_tensor_is_one_of_the_engines() -> None:
     """Names, types and dimensions are those of TensorRT-LLM's template."""
     known = {entry.name: entry for entry in TENSORRT_LLM_INTERFACE.inputs}
-    asked = {"stop": "x", "logprobs": 2, "logit_bias": {"3": 1}, "min_tokens": 2, "presence_penalty": 1}
+    asked = {
+        "stop": "x",
+        "logprobs": 2,
+        "logit_bias": {"3": 1},
+        "min_tokens": 2,
+        "presence_penalty": 1,
+        "lora_task_id": 1,
+    }
     guided = {"response_format": {"type": "json_object"}, "seed": 1, "repetition_penalty": 1.1}
     for each in inputs(engine=engine_that(tokens_per_block=32), **asked, **guided).values():
         assert each.datatype.replace("BYTES", "STRING") == known[each.name].dtype
@@ -306,7 +313,7 @@ NEUTRAL = {"n": 1, "stream": False, "stop": [], "min_tokens": 0, "presence_penal
     [
         ("max_tokens", 2), ("temperature", 0.5), ("n", 2), ("stream", True), ("stop", "a"), ("stop_token_ids", [5]),
         ("min_tokens", 1), ("presence_penalty", 1), ("frequency_penalty", 1), ("repetition_penalty", 2),
-        ("logit_bias", {"5": 1}), ("guided_regex", "a"),
+        ("logit_bias", {"5": 1}), ("guided_regex", "a"), ("lora_task_id", 0),
     ],
 )  # fmt: skip
 def test_a_scored_prompt_is_asked_for_with_nothing_that_changes_tokens(name: str, value: object) -> None:
