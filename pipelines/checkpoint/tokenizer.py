@@ -59,7 +59,21 @@ def check_files(folder: Path) -> None:
         tokenizer.check_files()
 
 
-def tokens_of(folder: Path) -> object:
+Tokens = tuple[object, list[tuple[int, str]]]
+"""Vocabulary of a tokenizer.json, in the form of its kind, and every added token with its id."""
+
+
+def beyond(tokens: Tokens, size: int) -> list[str]:
+    """List the tokens whose ids a model of `size` tokens does not have, those of the vocabulary first."""
+    vocabulary, added = tokens
+    if isinstance(vocabulary, dict):
+        own = [str(token) for token, number in vocabulary.items() if isinstance(number, int) and number >= size]
+    else:  # Unigram's: tokens with their scores, in the order of their ids
+        own = [str(entry[0]) for entry in vocabulary[size:]] if isinstance(vocabulary, list) else []
+    return list(dict.fromkeys([*own, *(token for number, token in added if number >= size)]))
+
+
+def tokens_of(folder: Path) -> Tokens:
     """Return the tokens of a folder's tokenizer and their ids, without opening it.
 
     Raises:

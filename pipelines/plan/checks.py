@@ -72,6 +72,7 @@ def check(d: Deployment) -> Checked:
         *warned(findings),
         *_few_texts(settings.calibration, d.inputs.few_texts),
         *accuracy_checks.few_questions(d),
+        *_unknown_tokens(d),
         *_newer(d),
     )
     checked.faults += [*_baseline(d, findings), *_draft(d), *accuracy_checks.unknown_reference(d)]
@@ -103,6 +104,22 @@ def check(d: Deployment) -> Checked:
 
 def _refusing(findings: Iterable[BrokenRule]) -> set[str]:
     return {finding.rule.name for finding in findings if finding.rule.severity is Severity.REFUSE}
+
+
+def _unknown_tokens(d: Deployment) -> list[Fault]:
+    """Warn of a model that was saved without the tokens that its tokenizer has."""
+    tokens = d.inputs.unknown_tokens
+    if not tokens or d.shape is None:
+        return []
+    names = f"{', '.join(repr(token) for token in tokens[:3])}{', ...' if len(tokens) > 3 else ''}"
+    return [
+        Fault(
+            f"The tokenizer has {count(len(tokens), 'token')} that the model does not know ({names}): their ids are not"
+            f" below its vocab_size={d.shape.vocab_size}. Prompts with them are refused.",
+            todo="If prompts need them, as a chat template may, call resize_token_embeddings(len(tokenizer)), train"
+            " their rows and save the model again.",
+        )
+    ]
 
 
 def _text_notes(d: Deployment) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from eval.fidelity.config import TEXTS
 from eval.spec import BUNDLED as BUNDLED_TASKS
 from eval.spec import PICTURES
 from pipelines.checkpoint.tensors import read_header
-from pipelines.checkpoint.tokenizer import tokens_of
+from pipelines.checkpoint.tokenizer import beyond, tokens_of
 from pipelines.checkpoint.tokenizer_folder import TOKENIZER
 from pipelines.compress.texts import load_texts
 from pipelines.domain.adapter import Adapter
@@ -56,6 +56,7 @@ class UserInputs:
         adapters: by task id.
         few_texts: texts of the user's calibration data, if they are fewer than `ENOUGH_TEXTS`.
         whole: architecture of the model if its language model is one part, which is taken out; else None.
+        unknown_tokens: of the tokenizer, whose ids the model does not have.
         vision_bytes: weights of the vision encoder at 16 bit; None if they are not on disk as safetensors.
     """
 
@@ -73,6 +74,7 @@ class UserInputs:
     few_texts: int | None = None
     reference: ModelShape | None = None
     whole: str | None = None
+    unknown_tokens: tuple[str, ...] = ()
 
 
 def inspect_inputs(goal: Goal, hashes: HashCache) -> UserInputs:
@@ -87,6 +89,7 @@ def inspect_inputs(goal: Goal, hashes: HashCache) -> UserInputs:
     shape, rotary, built, draft, draft_rotary, same, vision, few = None, None, None, None, None, None, None, None
     reference: ModelShape | None = None
     architecture: str | None = None
+    unknown: tuple[str, ...] = ()
     faults: list[Fault] = []
     elsewhere = goal.is_elsewhere
     if folder := settings.model.folder:
@@ -97,7 +100,8 @@ def inspect_inputs(goal: Goal, hashes: HashCache) -> UserInputs:
             architecture = whole(json_object(folder / "config.json"))
         if folder.is_dir() and (goal.target != "build" or calibrates(goal)):  # a stage needs the tokenizer
             with collecting(faults):
-                check_tokenizer(folder, "model.path")
+                tokens = check_tokenizer(folder, "model.path")
+                unknown = tuple(beyond(tokens, shape.vocab_size)) if shape is not None else ()
     if settings.engine.path is not None:
         with collecting(faults):
             sources["engine"], built = engine_source(settings.engine.path, hashes)
@@ -128,7 +132,7 @@ def inspect_inputs(goal: Goal, hashes: HashCache) -> UserInputs:
     heads = _heads(settings.speculative.heads_path)
     rotaries = rotary, draft_rotary
     return UserInputs(
-        sources, shape, built, draft, same, *heads, adapters, vision, *rotaries, few, reference, architecture
+        sources, shape, built, draft, same, *heads, adapters, vision, *rotaries, few, reference, architecture, unknown
     )
 
 

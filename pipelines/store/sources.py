@@ -12,7 +12,7 @@ from typing import Any
 
 from pipelines.checkpoint.adapter_files import CONFIG, WEIGHTS, AdapterFiles
 from pipelines.checkpoint.tensors import read_header
-from pipelines.checkpoint.tokenizer import check_files, tokens_of
+from pipelines.checkpoint.tokenizer import Tokens, check_files, tokens_of
 from pipelines.checkpoint.tokenizer_folder import MOST_TOKENIZER_BYTES, TOKENIZER
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import Fault, UserError, collecting, shown
@@ -321,8 +321,8 @@ def _check_index(folder: Path, index: Path, key: str) -> None:
         )
 
 
-def check_tokenizer(folder: Path, key: str) -> None:
-    """Check that a model folder has a tokenizer.json, as far as it can be seen without loading it.
+def check_tokenizer(folder: Path, key: str) -> Tokens:
+    """Check that a model folder has a tokenizer.json, as far as it can be seen without loading it; return its tokens.
 
     Raises:
         UserError: there is none, or one of its files is empty, damaged or a Git LFS pointer.
@@ -333,7 +333,7 @@ def check_tokenizer(folder: Path, key: str) -> None:
         raise _pointer_error(key, folder, path)
     if path.is_file() and path.stat().st_size == 0:
         raise UserError(f"{key}='{folder}': {TOKENIZER} is empty.", todo="Download the model's tokenizer again.")
-    tokens_of(folder)
+    return tokens_of(folder)
 
 
 def files_source(

@@ -1,6 +1,7 @@
 """Files that later fail are refused while planning: weights, tokenizers, calibration texts, traces; and memory."""
 
 import json
+import re
 import shutil
 import struct
 from codecs import BOM_UTF8
@@ -87,6 +88,18 @@ def test_models_in_other_layouts_are_refused_by_name(tmp_path, model):
     (alone := tmp_path / "model.gguf").write_bytes(b"")
     with pytest.raises(UserError, match=r"model\.gguf' is GGUF"):
         plan(tmp_path, [f"model.path={alone}"])
+
+
+def test_tokens_that_the_model_does_not_have_are_warned_of(tmp_path, model):
+    """They were added to the tokenizer, and the model was saved without them."""
+    assert not any("tokenizer has" in str(each) for each in plan(tmp_path, [f"model.path={model}"]).warnings)
+    size = json.loads((model / "config.json").read_text())["vocab_size"]
+    raw = json.loads((model / "tokenizer.json").read_text())
+    raw["added_tokens"] += [{"id": size + number, "content": f"<|new{number}|>"} for number in range(4)]
+    (model / "tokenizer.json").write_text(json.dumps(raw))
+    (found,) = [each for each in plan(tmp_path, [f"model.path={model}"]).warnings if "tokenizer has" in str(each)]
+    told = rf"has 4 tokens .*\('<\|new0\|>', '<\|new1\|>', '<\|new2\|>', \.\.\.\).*vocab_size={size}\."
+    assert re.search(told, found.message)
 
 
 def test_a_folder_of_models_names_those_in_it(tmp_path, model):
