@@ -75,9 +75,10 @@ def collecting(faults: list[Fault]) -> Iterator[None]:
 
 
 def did_you_mean(text: str, names: Iterable[str]) -> str:
-    """Return "Did you mean 'x'?" for the nearest known word, or an empty string."""
-    near = get_close_matches(text, list(names), n=1, cutoff=0.5)
-    return f"Did you mean '{near[0]}'?" if near else ""
+    """Return "Did you mean 'x'?" for the nearest known word, whatever its case, or an empty string."""
+    by_case = {name.casefold(): name for name in reversed(list(names))}
+    near = get_close_matches(text.casefold(), list(by_case), n=1, cutoff=0.5)
+    return f"Did you mean '{by_case[near[0]]}'?" if near else ""
 
 
 _IN_ADDRESS = re.compile(r"""(?<=://)(?:[^/\s'"<>]*|[^/\s:@'"<>]+:(?!\d+/)[^\s@'"<>]*)(?=@)""")

@@ -369,7 +369,7 @@ def _fault(group: type[Group], prefix: str, item: Mapping[str, Any]) -> Fault:
         hint = did_you_mean(str(value), choices.split(", "))
         return Fault(f"{key}='{value}' is not known.", f"Choose one of {choices}.", hint)
     if item["type"] == "tuple_type":
-        return Fault(f"{key}='{value}' is not a list.", todo=f"Write {key}=[{value}].")
+        return Fault(f"{key}='{value}' is not a list.", todo=f"Write {key}=[{','.join(str(value).split())}].")
     if item["type"] == "missing":
         return Fault(f"{key} must be given.", todo=f"Add {key}=...")
     if item["type"] == "model_type":

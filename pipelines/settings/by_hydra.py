@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from difflib import get_close_matches
@@ -27,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.settings.base import FOLDERS, Group, OptionTable, keys_of
 from pipelines.settings.groups import CONF, choices, config_folders, groups
-from pipelines.settings.plain import DEFAULTS, PROJECT, RESOLVERS
+from pipelines.settings.plain import DEFAULTS, PROJECT, RESOLVERS, override
 from pipelines.settings.project import project_content
 from pipelines.settings.root import Settings
 
@@ -141,7 +142,7 @@ def _syntax_fault(text: str) -> Fault:
         return Fault(f"{message} A bracket or quote in '{value}' is not closed, or not opened.")
     return Fault(
         f"{message} '{value}' has characters with a meaning of their own.",
-        todo=f"""Quote the value, once for the shell and once for this program: '{key}="..."'""",
+        todo=f"Quote the value, once for the shell and once for this program: {shlex.quote(override(key, value))}",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ from pipelines.domain.rotary import rope_as_read
 from pipelines.domain.units import MIB
 from pipelines.domain.variant import Variant
 from pipelines.host.files import parse_json, small_text
+from pipelines.settings.base import HUB_NAME
 from pipelines.store.hash_cache import HashCache
 from pipelines.store.links import check_links
 from pipelines.store.store import content_digest
@@ -194,7 +196,13 @@ def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:
     if folder.is_file():
         _refuse_other_layout([folder], folder, key)
     if not folder.is_dir():
-        raise UserError(f"{key}='{folder}' is not a folder.", todo="Give a Hugging Face model folder.")
+        name = os.path.relpath(folder)
+        hub = (
+            f" For a model of the Hub: model=hub model.hub_id={name}"
+            if "/" in name and HUB_NAME.fullmatch(name)
+            else ""
+        )
+        raise UserError(f"{key}='{folder}' is not a folder.", todo=f"Give a Hugging Face model folder.{hub}")
     config = folder / "config.json"
     if not config.is_file():
         _refuse_other_layout(folder.iterdir(), folder, key)

@@ -151,6 +151,11 @@ def test_model_shapes_equal_the_published_table():
         ("build.max_batch_size", r"'build\.max_batch_size' is not a valid override.*Write key=value"),
         ("calibration.path=/x", r"path='/x' conflicts with source 'auto'"),
         ("hardware=h100", r"hardware=h100 is not known.*Did you mean 'h100_"),
+        ("hardware=H100", r"hardware=H100 is not known.*Did you mean 'h100_"),
+        ("quant=FP8", r"quant=FP8 is not known.*Did you mean 'fp8'"),
+        ("benchmark.concurrency=8 16", r"'8 16' is not a list\. Write benchmark\.concurrency=\[8,16\]"),
+        ("model.path=~/it's", r"quote in '~/it's' is not closed"),
+        ("model.path=~/a b", r"""Quote the value, .* for this program: 'model\.path="~/a b"'$"""),
     ],
 )
 def test_a_mistake_is_named(override, message):

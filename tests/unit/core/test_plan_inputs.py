@@ -90,6 +90,13 @@ def test_models_in_other_layouts_are_refused_by_name(tmp_path, model):
         plan(tmp_path, [f"model.path={alone}"])
 
 
+def test_a_name_of_the_hub_in_place_of_a_folder_is_told_where_it_belongs(tmp_path):
+    with pytest.raises(UserError, match=r"For a model of the Hub: model=hub model\.hub_id=Qwen/Qwen3-8B$"):
+        plan(tmp_path, ["model.path=Qwen/Qwen3-8B"])
+    with pytest.raises(UserError, match=r"nothing' is not a folder\. Give a Hugging Face model folder\.$"):
+        plan(tmp_path, [f"model.path={tmp_path}/nothing"])
+
+
 def test_tokens_that_the_model_does_not_have_are_warned_of(tmp_path, model):
     """They were added to the tokenizer, and the model was saved without them."""
     assert not any("tokenizer has" in str(each) for each in plan(tmp_path, [f"model.path={model}"]).warnings)
