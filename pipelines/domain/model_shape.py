@@ -96,16 +96,7 @@ class ModelShape:
         supported = architecture in FAMILIES
         if buildable and not supported:
             read.refuse()
-            does, todo = "know", ""
-            if architecture in SIZED:
-                does, todo = "build", "Only make size and make simulate read its config.json."
-            elif whole(config):
-                todo = "Give its folder as model.path: then its language model is taken out."
-            raise UserError(
-                f"{source} names the architecture {shown(architecture or None)}, which this project does not {does}.",
-                allowed=f"Known: {', '.join(FAMILIES)}.",
-                todo=todo,
-            )
+            raise _not_built(config, source, architecture)
         if not supported and architecture not in SIZED:
             read.refuse()
             raise _not_sized(config, source, architecture)
@@ -426,6 +417,14 @@ UNREAD = {
     "interleave_moe_layer_step": "some of its layers have experts and some a dense MLP",
 }
 """Keys of a config.json whose model has other bytes and costs than `ModelShape` can state, and why."""
+
+
+def _not_built(config: Mapping[str, Any], source: str, architecture: str) -> UserError:
+    return UserError(
+        f"{source} names the architecture {shown(architecture or None)}, which this project does not know.",
+        allowed=f"Known: {', '.join(FAMILIES)}.",
+        todo="Give its folder as model.path: then its language model is taken out." if whole(config) else "",
+    )
 
 
 def _not_sized(config: Mapping[str, Any], source: str, architecture: str) -> UserError:
