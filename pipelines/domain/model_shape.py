@@ -420,10 +420,15 @@ UNREAD = {
 
 
 def _not_built(config: Mapping[str, Any], source: str, architecture: str) -> UserError:
+    does, todo = "know", ""
+    if architecture in SIZED:
+        does, todo = "build", "Only make size and make simulate read its config.json."
+    elif whole(config):
+        todo = "Give its folder as model.path: then its language model is taken out."
     return UserError(
-        f"{source} names the architecture {shown(architecture or None)}, which this project does not know.",
+        f"{source} names the architecture {shown(architecture or None)}, which this project does not {does}.",
         allowed=f"Known: {', '.join(FAMILIES)}.",
-        todo="Give its folder as model.path: then its language model is taken out." if whole(config) else "",
+        todo=todo,
     )
 
 
