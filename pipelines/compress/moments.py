@@ -53,11 +53,14 @@ class Moments:
     def add(self, inputs: torch.Tensor) -> None:
         """Add inputs of another batch: [..., I]."""
         x_ni = inputs.reshape(-1, self._width)
+        kept = self._means and not self._parts and sum(map(len, [*self._inputs, x_ni])) <= self._width // 2
+        if not kept:
+            self._sum()  # before there is a copy of the others
         x_nr = torch.empty(x_ni.shape, device=self._device)
         for some_nr, some_ni in zip(torch.split(x_nr, _ROWS), torch.split(x_ni, _ROWS), strict=True):
             some_nr.copy_(some_ni if self._means else some_ni.flip(1))
         self._inputs.append(x_nr)
-        if not self._means or self._parts or sum(map(len, self._inputs)) > self._width // 2:
+        if not kept:
             self._sum()
 
     def _sum(self) -> None:
