@@ -15,7 +15,7 @@ COMMANDS := all build evaluate fidelity diagnose compare sweep smallest stage ve
 TARGETS := setup setup-edge test test-all test-under-load torture test-gpu test-real test-peers test-modelopt check golden zoo clean help
 # Three on two processors, because servers and campaigns often wait.
 # Files in their own order: those with few tests, which xdist would start last, are among the longest.
-WHOLE := tests --ignore=tests/gpu --ignore=tests/gpu_trtllm --ignore=tests/real --ignore=tests/peers --numprocesses=4 --dist=loadfile --no-loadscope-reorder
+WHOLE := tests --ignore=tests/gpu --ignore=tests/gpu_trtllm --ignore=tests/real --ignore=tests/peers --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 ONCE_MORE := --reruns=1 -rR --max-worker-restart=0
 # Commands that tests start would otherwise compile the sources each time, where the environment forbids to keep bytecode.
 test test-all test-under-load: export PYTHONDONTWRITEBYTECODE :=
