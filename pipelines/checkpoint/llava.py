@@ -31,11 +31,6 @@ _CLIP = {
 ACTIVATIONS = ("gelu", "quick_gelu")
 
 
-def is_llava(config: Mapping[str, Any]) -> bool:
-    """Return whether a config.json is of a whole LLaVA."""
-    return whole(config) in (LLAVA, LLAVA_NEXT)
-
-
 @dataclass(frozen=True, slots=True)
 class VisionShape:
     """Sizes of a CLIP encoder and the projector behind it.
@@ -120,7 +115,7 @@ class VisionShape:
             UserError: it is none, or its encoder or projector is of another kind.
         """
         vision = config.get("vision_config")
-        if not is_llava(config) or not isinstance(vision, Mapping):
+        if whole(config) not in (LLAVA, LLAVA_NEXT) or not isinstance(vision, Mapping):
             raise UserError(
                 f"{source} names the architectures {shown(config.get('architectures'))}.",
                 allowed=f"Built are {LLAVA} and {LLAVA_NEXT} (LLaVA 1.5 and 1.6) with a vision_config.",

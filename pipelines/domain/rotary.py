@@ -34,8 +34,8 @@ _NUMBERS: Mapping[str, tuple[str, ...]] = {
 """Types of scaling that Transformers knows, in any family, and the numbers that each needs."""
 _LISTS = {"longrope": ("short_factor", "long_factor"), "su": ("short_factor", "long_factor")}
 _WITH_ORIGINAL = ("llama3", "yarn", "longrope")
-_MSCALES = ("factor", "short_mscale", "long_mscale")
 _ENGINES_DIFFER = ("attention_factor", "mscale", "mscale_all_dim")
+_LONGROPE_DIFFERS = (*_ENGINES_DIFFER, "factor", "short_mscale", "long_mscale")
 _ORIGINAL = "original_max_position_embeddings"
 LAYER_TYPES = ("full_attention", "sliding_attention")
 PLAIN_LONGROPE = "longrope works with short_factor and long_factor alone."
@@ -285,7 +285,7 @@ class Rotary:
         config = settled(config)
         kind, block = kind_of(config), rope_scaling(config) or {}
         if kind == LONGROPE:
-            stated = tuple(f"{key}={block[key]}" for key in (*_ENGINES_DIFFER, *_MSCALES) if block.get(key) is not None)
+            stated = tuple(f"{key}={block[key]}" for key in _LONGROPE_DIFFERS if block.get(key) is not None)
             return cls(kind, _fraction(config), stated, original=int(block.get(_ORIGINAL) or 0))
         if kind != "yarn":
             return cls(kind, _fraction(config))

@@ -10,9 +10,7 @@ import numpy as np
 
 from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.domain.errors import UserError
-from pipelines.domain.rotary import PLAIN_YARN, yarn_differences
-
-SCALINGS = ("default", "linear", "llama3", "yarn")
+from pipelines.domain.rotary import PLAIN_YARN, ROPE_TYPES, yarn_differences
 
 YARN_FAST, YARN_SLOW = 32.0, 1.0
 """Turns over the original context above which, and below which, yarn does not mix."""
@@ -43,10 +41,10 @@ def inverse_frequencies(config: CheckpointConfig, *, local: bool = False) -> np.
         return (float(config.raw["rope_local_base_freq"]) ** -exponents).astype(np.float32)
     plain = config.rotary_base**-exponents
     scaling, kind = config.rotary_scaling or {}, _kind(config)
-    if kind not in SCALINGS:
+    if kind not in ROPE_TYPES:
         raise UserError(
             f"The checkpoint has rotary_scaling of type '{kind}', which is not supported by engine=openvino.",
-            allowed=f"Known: {', '.join(SCALINGS)}.",
+            allowed=f"Known: {', '.join(ROPE_TYPES)}.",
         )
     if original_context(config):
         plain = plain / _short_factors(config, len(plain))
