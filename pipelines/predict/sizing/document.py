@@ -199,7 +199,7 @@ def document(result: Result) -> Document:
     sections.append(Section("terms", "The question and its assumptions", (Terms(_terms(result)),)))
     return Document(
         title=f"{question.model.name} on {question.gpu.gpu}",
-        subtitle=f"{question.demand.peak:,.4g} requests/s at peak, {limits_text(question)}",
+        subtitle=f"{question.demand.peak:,.4g} requests/s at peak; limits: {limits_text(question)}",
         cards=_cards(result),
         lead=(Callout("good", f"{best.label}: {fleet_text(best.fleet)}. Because {answer.reason}."),),
         sections=tuple(sections),
