@@ -25,6 +25,8 @@ from pipelines.host.files import parse_json
 
 KV_SCALE = "_cache_scaling_factor"
 """How the names of the scales of a KV cache end."""
+WINDOWS = "attention_windows"
+"""Tokens that layers of a Gemma 2 attend to, a pattern over them; TensorRT-LLM drops `sliding_window` there."""
 LAYERS_FILE = "quant_cfg.json"
 MIXED = "MIXED_PRECISION"
 """`quant_algo` of a checkpoint whose linears have formats of their own."""
@@ -78,6 +80,12 @@ DEFAULT_EXCLUDED = ("lm_head", "router", "vocab_embedding", "position_embedding"
 """Modules that TensorRT-LLM leaves in 16 bit when `exclude_modules` is absent."""
 
 _KV_FORMATS = {None: KvFormat.AUTO, "FP8": KvFormat.FP8, "INT8": KvFormat.INT8}
+
+
+def windows_of(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """Return the tokens that each layer attends to, where config.json states it; 0 is all."""
+    window, every = raw.get("sliding_window") or 0, raw.get("_sliding_window_pattern") or 0
+    return tuple(0 if every and (layer + 1) % every == 0 else window for layer in range(layers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +247,7 @@ class CheckpointConfig:
     @property
     def windows(self) -> tuple[int, ...]:
         """Tokens that each layer attends to, where the checkpoint states it; 0 is all."""
-        window, every = self.raw.get("sliding_window") or 0, self.raw.get("_sliding_window_pattern") or 0
-        return tuple(0 if every and (layer + 1) % every == 0 else window for layer in range(self.num_hidden_layers))
+        return windows_of(self.raw, self.num_hidden_layers)
 
     @property
     def world_size(self) -> int:

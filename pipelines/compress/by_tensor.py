@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pipelines.checkpoint.config_json import CheckpointConfig
+from pipelines.checkpoint.config_json import WINDOWS, CheckpointConfig
 from pipelines.checkpoint.describe import describe
 from pipelines.checkpoint.unified import linear_shapes
 from pipelines.checkpoint.verify import has_bias, layer_tensors
@@ -28,6 +28,7 @@ from pipelines.compress.model_folder import EMBEDDING, HEAD, NORM, ModelFolder, 
 from pipelines.compress.postprocess import corrected
 from pipelines.compress.specs import QuantSpec
 from pipelines.domain.errors import UserError
+from pipelines.domain.families import SOFT_CAPS
 from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import Progress
@@ -370,21 +371,20 @@ def _mixture(shape: ModelShape, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _windows(shape: ModelShape, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what says which layers have a window, and of Gemma 3 also how it differs from Gemma.
+    """Return what says which layers have a window, and how Gemma 2 and 3 differ from Gemma.
 
-    Source: TensorRT-LLM `models/gemma/config.py`, `Gemma3ConfigGroup` of `models/modeling_utils.py`.
+    Source: TensorRT-LLM `models/gemma/config.py`, `Gemma2ConfigGroup` and `Gemma3ConfigGroup` of
+    `models/modeling_utils.py`.
     """
     window = {"sliding_window": shape.sliding_window or None}
     pattern = shape.global_every or shape.num_hidden_layers + 1
     if not shape.family.more_norms:
         return window | ({"_sliding_window_pattern": pattern} if shape.family.gpt_oss else {})
-    return window | {
-        "inter_layernorms": True,
-        "query_pre_attn_scalar": config.get("query_pre_attn_scalar", 256),
-        "final_logit_softcapping": None,
-        "_sliding_window_pattern": pattern,
-        "rope_local_base_freq": local_rope(config)["rope_local_base_freq"],
-    }
+    both = {"inter_layernorms": True} | {key: config[key] for key in ("query_pre_attn_scalar", SOFT_CAPS[1])}
+    if not (rope := local_rope(config)):
+        return both | {SOFT_CAPS[0]: config[SOFT_CAPS[0]], WINDOWS: list(shape.windows)}
+    local = {"rope_local_base_freq": rope["rope_local_base_freq"]}
+    return window | both | {"_sliding_window_pattern": pattern} | local
 
 
 def quantization_block(qformat: QFormat, group_size: int, points: bool = False) -> dict[str, Any]:

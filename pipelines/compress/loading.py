@@ -19,7 +19,7 @@ from pipelines.compress.transformers_door import (
     PreTrainedTokenizerFast,
 )
 from pipelines.domain.errors import UserError
-from pipelines.domain.families import settled
+from pipelines.domain.families import SOFT_CAPS, settled
 from pipelines.domain.progress import Progress
 from pipelines.domain.rotary import both_spellings
 
@@ -78,6 +78,8 @@ def hf_config(source: ModelFolder) -> Any:
         rope = both_spellings(settled(source.config))
         for key in rope.keys() - {"rope_parameters"}:
             setattr(config, key, rope[key])
+    if getattr(config, SOFT_CAPS[0], None) is not None:
+        config._attn_implementation = "eager"  # sdpa, the default before 5.24, leaves the cap out without a word
     return config
 
 

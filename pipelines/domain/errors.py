@@ -245,6 +245,7 @@ REALS: Mapping[str, tuple[float, float]] = {
     "partial_rotary_factor": (0.0, 1.0),
     "original_max_position_embeddings": (0.0, LARGEST),
     "rope_local_base_freq": (0.0, 1e12),
+    **dict.fromkeys(("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"), (0.0, 1e6)),
 }
 """Numbers that an engine computes with: they must be above the first and at most the second."""
 ROPE_REALS: Mapping[str, tuple[float, float]] = {

@@ -62,7 +62,7 @@ class Family:
         fused_linears: whether Hugging Face's q, k and v are one linear, and gate and up another.
         by_tensor: whether checkpoints of a family that ModelOpt does not export are written from its tensors, in the
             formats that follow from these alone.
-        states_window: whether checkpoints state the sliding window, which the CPU engine then keeps to.
+        states_window: whether checkpoints state the sliding window, which the CPU engine and evaluation then keep to.
         experts: the modules of a mixture's experts in a layer, and the names of their gate, up and down projections;
             None for a dense model.
         gpt_oss: whether layers have what only gpt-oss has: an attention sink per head, experts and router with biases,
@@ -122,11 +122,6 @@ class Family:
         return _settled(self.defaults, config)
 
     @property
-    def built(self) -> bool:
-        """Whether there are TensorRT-LLM checkpoints of this family, in some format at least."""
-        return self.modelopt_type is not None or self.by_tensor
-
-    @property
     def router(self) -> str:
         """Hugging Face's name of the router in a layer of a mixture."""
         assert self.experts is not None
@@ -146,7 +141,7 @@ class Family:
 
 NULLS = (
     "sliding_window", "num_key_value_heads", "original_max_position_embeddings", "rope_theta", "q_lora_rank",
-    "n_shared_experts", "attention_chunk_size",
+    "n_shared_experts", "attention_chunk_size", "attn_logit_softcapping", "final_logit_softcapping",
 )  # fmt: skip
 """Keys of config.json whose null differs from leaving them out."""
 
@@ -162,6 +157,9 @@ _COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": F
 _ALL = _COMMON | {"hidden_act": "silu"}
 _GEMMA = {"head_dim": 256, "tie_word_embeddings": True, "attention_bias": False}
 _GELU = "gelu_pytorch_tanh"
+SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+"""Of the logits of attention and of the model: c tanh(logit / c)."""
+_GEMMA_2_ON = {"query_pre_attn_scalar": 256, **dict.fromkeys(SOFT_CAPS)}
 _WINDOWS_OF_QWEN = {
     "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None,
 }  # fmt: skip
@@ -198,16 +196,22 @@ _ROWS = (
         architecture=Architecture.GEMMA2,
         modelopt_type=None,
         cpu_engine=False,
+        by_tensor=True,
         head_is_embedding=True,
         scales_embedding=True,
         norm_offset=1.0,
         layer_norms=(*_TWO_NORMS, *_FEEDFORWARD_NORMS),
+        more_norms=_FEEDFORWARD_NORMS,
+        states_window=True,
         sliding_window=4096,
         global_every=2,
+        float16_overflows=True,
         not_exported=_ONLY_WITH_TENSORRT_LLM,
-        nulls=(),
+        nulls=SOFT_CAPS,
         defaults=_COMMON
         | _GEMMA
+        | _GEMMA_2_ON
+        | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
         | {"num_key_value_heads": 4, "hidden_activation": _GELU, "max_position_embeddings": 8192}
         | {"sliding_window": 4096, "layer_types": None},
     ),
@@ -231,6 +235,7 @@ _ROWS = (
         nulls=(),
         defaults=_COMMON
         | _GEMMA
+        | _GEMMA_2_ON
         | {"num_key_value_heads": 4, "hidden_activation": _GELU, "max_position_embeddings": 131072, "rope_theta": 1e6}
         | {"sliding_window": 4096, "sliding_window_pattern": 6, "layer_types": None, "rope_local_base_freq": 1e4},
     ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pipelines.domain.errors import ConfigNumbers, UserError, shown
-from pipelines.domain.families import FAMILIES, SIZED, Architecture, Family, SizedFamily
+from pipelines.domain.families import FAMILIES, SIZED, SOFT_CAPS, Architecture, Family, SizedFamily
 from pipelines.domain.language_model import whole
 from pipelines.domain.mixture_layers import Latent, mixture_layers
 from pipelines.domain.rotary import LAYER_TYPES, Rotary, check_rope
@@ -372,8 +372,8 @@ def _check_built(read: ConfigNumbers, family: Family, head_dim: int) -> None:
         read.fault(
             "has use_bidirectional_attention=true.", "No engine computes it: a decoder sees earlier tokens alone."
         )
-    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if family.more_norms and config.get(key):
+    for key in SOFT_CAPS:
+        if key in family.defaults and family.defaults[key] is None and config.get(key):
             read.fault(f"has {key}={shown(config[key])}.", f"{family.title} is computed without it: it must be null.")
     if family.gpt_oss and config.get("swiglu_limit", SWIGLU_LIMIT) != SWIGLU_LIMIT:
         read.fault(f"has swiglu_limit={shown(config['swiglu_limit'])}.", f"Transformers computes {SWIGLU_LIMIT:g}.")

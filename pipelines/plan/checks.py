@@ -241,7 +241,9 @@ def _baseline(d: Deployment, broken: Sequence[BrokenRule]) -> list[Fault]:
     """Apply the rules to the 16-bit baseline, which is built and evaluated but not served."""
     if not d.has_baseline:
         return []
-    unserved = TritonSettings(num_nodes=d.settings.triton.num_nodes)
+    triton = d.settings.triton
+    windows = triton.max_attention_window_size if d.shape and d.shape.family.states_window else None
+    unserved = TritonSettings(num_nodes=triton.num_nodes, max_attention_window_size=windows)
     alone = d.baseline.with_groups(triton=unserved).tuned
     known_names = {finding.rule.name for finding in broken}
     new = refused([finding for finding in check_table(alone.facts) if finding.rule.name not in known_names])

@@ -34,8 +34,6 @@ def _switched_off(d: DeploymentFacts, option: str) -> Cases:
 def _own_window(d: DeploymentFacts) -> Cases:
     """Return the model's own window if sequences can grow longer than it."""
     own, limit = shape(d).sliding_window, longest(d)
-    if not shape(d).family.built:
-        return ()  # it is not built at all
     return [{"window": own, "limit": limit}] if own and limit is not None and limit > own else ()
 
 

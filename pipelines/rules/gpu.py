@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from pipelines.domain.families import FAMILIES, titles
+from pipelines.domain.families import Architecture, titles
 from pipelines.domain.formats import (
     KvFormat,
     QFormat,
@@ -38,20 +38,12 @@ def _plugins_on_sm100(d: DeploymentFacts) -> Cases:
     return [{"key": key, "value": value} for key, value in plugins if sm100 and value != "disable"]
 
 
-def _way_out(d: DeploymentFacts) -> dict[str, str]:
-    family, todo = shape(d).family, "Choose one of these models."
-    if "llm_api" in family.features:
-        todo = f"Use engine=tensorrt_llm_llmapi, which runs {family.title}, or choose one of these models."
-    exported = [name for name, row in FAMILIES.items() if row.built and (row.trtllm_build or not d.needs_gpu)]
-    return {"why": family.not_exported, "exported": either(exported, "and"), "todo": todo}
-
-
 def _not_by_tensor(d: DeploymentFacts) -> Cases:
     """Return why a family cannot have this format, if its checkpoints follow from its tensors alone."""
     family, formats = shape(d).family, d.candidates or (d.qformat,)
     if not family.by_tensor or not calibrates(formats, d.kv_format):
         return ()
-    if d.needs_gpu and not family.trtllm_build:  # refused in every format
+    if not (family.trtllm_build if d.needs_gpu else family.cpu_engine):  # refused in every format
         return ()
     if not d.needs_gpu and formats == (QFormat.INT4_RTN,) and d.kv_format is KvFormat.AUTO:
         return ()
@@ -59,7 +51,7 @@ def _not_by_tensor(d: DeploymentFacts) -> Cases:
     if fp8 and formats == (QFormat.FP8,) and d.kv_format is not KvFormat.INT8:
         return ()
     more = ("" if d.needs_gpu else ", int4_rtn") + (", fp8" if fp8 else "")
-    other = "" if family.gpt_oss else ", or engine=tensorrt_llm_llmapi"
+    other = ", or engine=tensorrt_llm_llmapi" if "llm_api" in family.features and not family.gpt_oss else ""
     return [{"why": family.not_exported, "by_tensor": f"none, int8_wo, int4_wo{more}", "other": other}]
 
 
@@ -146,13 +138,13 @@ RULES = (
         source=f"{PRECISION}; TensorRT-Cloud 0.12 model table",
     ),
     family_rule(
-        name="family-cannot-be-exported",
-        engines=BUILT,
-        when=lambda d: not shape(d).family.built and [_way_out(d)],
-        failed="{d.shape.architecture} cannot be exported to a TensorRT-LLM checkpoint: {why}.",
-        allowed="Exported are {exported}.",
-        todo="{todo}",
-        source=f"{MODELOPT}: NotImplementedError unless tensorrt_llm is installed",
+        name="soft-capped-attention-is-for-gpus",
+        engines=CPU,
+        when=lambda d: not shape(d).family.cpu_engine,
+        failed="{d.shape.architecture} is not supported by engine=openvino: the logits of its attention have a soft"
+        " cap, which OpenVINO's paged attention does not compute.",
+        todo="Use engine=tensorrt_llm, or a Gemma 3.",
+        source="openvinotoolkit/openvino src/core: PagedAttentionExtension has no input for a soft cap (2026.4)",
     ),
     family_rule(
         name="families-without-modelopts-export",
@@ -206,8 +198,7 @@ RULES = (
         when=lambda d: (
             d.rotary is not None
             and d.rotary.kind not in ("default", LONGROPE)
-            and shape(d).family.states_window
-            and shape(d).family.trtllm_build
+            and shape(d).architecture in (Architecture.GEMMA3, Architecture.PHI3)
         ),
         failed="{d.label} scales its rotary positions by rope_type '{d.rotary.kind}', which TensorRT-LLM's"
         " {d.shape.family.title} would compute in another way than the model.",

@@ -306,6 +306,6 @@ def check_checkpoint(
         build=build,
         rotary=positions,
         # some formats and positions of these families are the CPU engine's alone, and the plan has judged the engine
-        needs_gpu=not shape.family.by_tensor,
+        needs_gpu=not (shape.family.by_tensor and shape.family.cpu_engine),
     )
     return refused(judge((*gpu.RULES, *split.RULES, *ROTARY_RULES), deployment))

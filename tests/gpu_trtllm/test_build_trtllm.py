@@ -4,6 +4,8 @@ import json
 import subprocess
 
 import pytest
+import torch
+import transformers
 
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.port import SamplingParams
@@ -86,6 +88,24 @@ def test_longrope_and_partly_rotated_heads_are_the_cpu_engines(cli, tmp_path):
     with open_engine("openvino").open(cpu_dir) as cpu, open_engine("tensorrt_llm").open(gpu_dir) as gpu:
         ours, theirs = (each.loglikelihood(pairs, SilentProgress()) for each in (cpu, gpu))
     assert [score for score, _ in theirs] == pytest.approx([score for score, _ in ours], abs=0.05)
+
+
+def test_gemma_2_is_transformers(cli, tmp_path):
+    """Soft caps, the scale of queries, and windows of 32 tokens, which the session tells the engine."""
+    model = write_random(tmp_path / "gemma2", "gemma2")
+    windows = "triton.max_attention_window_size=[32,256]"
+    cli.run("build", f"model.path={model}", "quant=none", "build.max_seq_len=256", windows, "engine=tensorrt_llm")
+    (folder,) = (path.parent for path in (cli.folder / "store" / "build").glob("gemma2-none-*/rank0.engine"))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    pairs = [(list(range(2, 202)), [5]), ([2, 30, 40], [51])]
+    with torch.no_grad():
+        logits = [theirs(torch.tensor([context])).logits[0, -1].log_softmax(-1) for context, _ in pairs]
+    expected = [float(each[token]) for each, (_, (token,)) in zip(logits, pairs, strict=True)]
+    with open_engine("tensorrt_llm").open(folder) as session:
+        scores = session.loglikelihood(pairs, SilentProgress())
+    assert [score for score, _ in scores] == pytest.approx(expected, abs=0.05)
 
 
 def test_the_engine_is_measured_without_a_server(built):

@@ -63,6 +63,11 @@ def write_model(folder: Path, kind: str, **changes: Any) -> Path:
 SHORT = [1 + each / 16 for each in range(24)]
 """Factors of the 24 pairs that three quarters of a head of 64 channels are."""
 RANDOM: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2": (
+        "Gemma2",
+        {"head_dim": 64, "sliding_window": 32, "query_pre_attn_scalar": 144}
+        | {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0},  # low, so that they decide
+    ),
     "gemma3": ("Gemma3Text", {"head_dim": 64, "sliding_window": 32, "num_hidden_layers": 6}),
     "phi3": ("Phi3", {"sliding_window": 40}),
     "phi3_longrope": (

@@ -14,9 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from pipelines.checkpoint.config_json import WINDOWS, windows_of
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
-from pipelines.engines.limits import EngineLimits
+from pipelines.engines.limits import EngineLimits, read_engine_config
 from pipelines.engines.port import Generation, SamplingParams, TokenIds
 from pipelines.settings.features import lookahead_sizes
 
@@ -156,10 +157,23 @@ class TensorRtSession:
                 **options,
                 tensor_parallel_size=self.limits.tp_size,
                 pipeline_parallel_size=self.limits.pp_size,
-                kv_cache_config=KvCacheConfig(enable_block_reuse=bool(self.limits.paged_context_fmha)),
+                kv_cache_config=KvCacheConfig(
+                    enable_block_reuse=bool(self.limits.paged_context_fmha),
+                    max_attention_window=stated_windows(self._engine_dir, self.limits.max_seq_len),
+                ),
                 gather_generation_logits=True,
             )
         return self._llm
+
+
+def stated_windows(engine_dir: Path, longest: int) -> list[int] | None:
+    """Return the tokens that layers attend to, a pattern over them, which an engine does not keep to by itself.
+
+    None where the checkpoint states no window.
+    """
+    _, pretrained, _ = read_engine_config(engine_dir)
+    pattern = pretrained.get(WINDOWS) or windows_of(pretrained, int(pretrained.get("num_hidden_layers", 0)))
+    return [min(window or longest, longest) for window in pattern] if any(pattern) else None
 
 
 def sampling_params(limits: SamplingParams) -> Any:

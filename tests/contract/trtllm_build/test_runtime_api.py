@@ -120,6 +120,26 @@ def test_a_lookahead_engine_is_opened_with_the_decoding_it_requires(table, tmp_p
     assert (given.max_window_size, given.max_ngram_size, given.max_verification_set_size) == (7, 7, 7)
 
 
+@pytest.mark.parametrize(
+    ("stated", "told"),
+    [
+        ({}, None),
+        ({"sliding_window": None, "num_hidden_layers": 2}, None),
+        ({"sliding_window": 32, "_sliding_window_pattern": 3, "num_hidden_layers": 6}, [32, 32, 128] * 2),
+        ({"attention_windows": [64, 8192], "num_hidden_layers": 4}, [64, 128]),
+    ],
+)
+def test_an_engine_is_told_the_windows_that_its_checkpoint_states(table, tmp_path, stated, told):
+    """Engines keep to no window by themselves: Gemma 3 and 2 would be scored as another model; 128 is max_seq_len."""
+    folder = write_engine(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["pretrained_config"] |= stated
+    (folder / "config.json").write_text(json.dumps(config))
+    with TensorRtSession(folder) as session:
+        session.generate([[1, 2]], SamplingParams(1), SilentProgress())
+    assert table.llm.kv_cache_config.max_attention_window == told
+
+
 def test_other_engines_are_opened_without_it(session, table):
     session.generate([[1, 2]], SamplingParams(1), SilentProgress())
     assert table.llm.speculative_config is None
