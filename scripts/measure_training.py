@@ -3,12 +3,14 @@
 MODEL_FOLDER is a Hugging Face folder, for example a random one that `scripts/measure_streaming.py` made. Each of WORDS
 is one training with its settings, joined by commas ("recover=distill,recover.batch_size=4"); quant is int4_rtn. Each
 runs in a process of its own, on the GPU where there is one, and prints the seconds of a step, the tokens trained on in
-a second, and the most memory that was reserved on the GPU (or resident, on a CPU) beside what `make plan` says.
+a second, and the most memory that was reserved on the GPU (or resident, on a CPU) beside what `make plan` says. With
+recover.processes (recover.sharding=none or full) it is that of the largest process.
 """
 
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -73,14 +75,14 @@ def one(model: Path, training: str) -> None:
         spec = next(step.node.stage for step in made.steps if step.node.id == "recover").spec  # type: ignore[attr-defined]
         facts = recover(model, model, Path(work) / "out", spec, load_texts(BUNDLED / "corpus.jsonl"), progress=Timed())
     on_gpu = torch.cuda.is_available()
-    resident = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    resident = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     steps = [after - before for before, after in zip(Timed.ends[1:], Timed.ends[2:], strict=False)]
     step = sorted(steps)[len(steps) // 2]
     result = {
         "step_s": step,
         "tokens_s": spec.recover.batch_size * spec.recover.accumulation * spec.recover.seq_len / step,
         "where": "GPU" if on_gpu else "resident",
-        "peak": torch.cuda.max_memory_reserved() if on_gpu else 1024 * int(resident.split()[1]),
+        "peak": torch.cuda.max_memory_reserved() if on_gpu else 1024 * resident,
         "planned": training_memory_bytes(made.deployment.shape, made.settings),  # type: ignore[arg-type]
         "losses": [facts["loss_before"], facts["loss_after"]],
     }

@@ -13,7 +13,7 @@ from pipelines.domain.errors import UserError
 from tests.support.packed_folder import awq_order, pack
 
 PACKED = Path(__file__).parent / "gptq"
-"""Written by scripts/make_gptq_fixture.py with AutoGPTQ 0.7.1."""
+"""Packed by AutoGPTQ 0.7.1, whose own layer computed the weights."""
 
 
 def weights(linear) -> np.ndarray:
@@ -33,7 +33,7 @@ def test_a_decoded_linear_is_what_autogptq_computes_with(name) -> None:
 
 @pytest.mark.parametrize("name", ["auto_round", "gptqmodel"])
 def test_a_linear_of_a_real_folder_is_what_its_library_computes_with(name) -> None:
-    """AutoRound 0.16.1, with scales of either sign, and GPTQModel 7.6.0, by scripts/make_peer_fixtures.py."""
+    """AutoRound 0.16.1, with scales of either sign, and GPTQModel 7.6.0, from folders that `make test-peers` made."""
     file = TensorFile(PACKED / f"{name}.safetensors")
     linear = decode_int4(file, "linear", "gptq")
     np.testing.assert_allclose(weights(linear), file["computed"], atol=1e-6)
@@ -50,7 +50,7 @@ def test_the_packing_of_our_tests_is_that_of_autogptq(name) -> None:
 
 
 OTHERS = Path(__file__).parent
-"""awq and compressed_tensors: scripts/make_packed_fixtures.py with AutoAWQ 0.2.9 and compressed-tensors 0.20."""
+"""awq and compressed_tensors: packed and unpacked by AutoAWQ 0.2.9 and compressed-tensors 0.20."""
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,0 @@
-"""The real texts that ship with the project, and where they come from."""
