@@ -1,6 +1,6 @@
 """Fit the performance model to the published measurements, cross-validate it, and write the result.
 
-    python -m scripts.published_fit --more transfer ablations  # everything: about half an hour on one core
+    python -m scripts.published_fit --transfer                 # everything: about half an hour on one core
     python -m scripts.published_fit --steps 1                  # change the fit very little, validate again
     python -m scripts.published_fit.accuracy_docs              # docs/sizing.md from the result
 
@@ -23,20 +23,16 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
 from pipelines.host.files import write_bytes, write_json
 from pipelines.predict.performance.performance import WIDER, PerformanceModel
 from pipelines.predict.performance.physics import BOUNDS, FILE, Parameters
-from scripts.published import bench as closed_loop
 from scripts.published.bench import StackedCases
 from scripts.published.cases import PUBLISHED, PublishedCase, case_of, read_rows
 from scripts.published.predict import NORMAL_80, trace_interval, values_of
-from scripts.published.predict import block_of as neighbours_block
 from scripts.published_fit.accuracy import ENOUGH_ROWS_OF_FAMILY, GOALS, UNSEEN, VALIDATED, goals_of
 from scripts.published_fit.crossvalidation import FOLDS, Neighbours, folds, refit, score
 from scripts.published_fit.fit import Design, Fitted, fit
@@ -44,30 +40,16 @@ from scripts.published_fit.priors import PRIORS
 
 STEP = 0.04
 """Step of the finite differences: simulated closed loops are not smooth at smaller steps."""
-ABLATION_STEPS = 4
 LEAST_GPUS = 3
 """GPUs from which a family has a spread of its own."""
 KINDS_LEFT_OUT = ("gpu", "model", "version")
-ABLATED = {
-    "closed loop, TTFT": ("closed loop", "TTFT"),
-    "closed loop, ITL": ("closed loop", "ITL"),
-    "full load": ("full load", ""),
-    "static, rate": ("static, rate", ""),
-}
-"""Columns of the ablation table, each with the prefix and suffix of its block names."""
 
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--transfer", action="store_true", help="to unseen models and versions too, not only GPUs")
     parser.add_argument("--steps", type=int, default=8, help="maximum number of steps of the fit")
-    parser.add_argument(
-        "--more",
-        nargs="*",
-        choices=("transfer", "ablations"),
-        default=[],
-        help="recompute transfer to models and versions, or ablations, too (default: keep their last results)",
-    )
     parser.add_argument(
         "--only", metavar="PATTERN", help="fit only what matches PARAMETER LABEL; the rest stays as it is"
     )
@@ -97,12 +79,9 @@ def main() -> None:
     spread *= np.array([scale.get(name, 1.0) for name in neighbours.block])
     before = Parameters.load().document
     log_measured = np.log(measured)
-    kinds = KINDS_LEFT_OUT if "transfer" in options.more else ("gpu",)  # intervals need the GPUs
+    kinds = KINDS_LEFT_OUT if options.transfer else ("gpu",)  # intervals need the GPUs
     scores, unseen = transfer(design, bench, fitted, neighbours, log_measured, kinds, tell)
     scores = before.get("transfer", {}) | scores
-    of_terms = before.get("ablations", {})
-    if "ablations" in options.more:
-        of_terms = ablations(design, bench, fitted, measured, tell)
     usual = spreads(bench, physics, unseen)
     low, high = (corrected + side * NORMAL_80 * spread for side in (-1, 1))
     model = PerformanceModel(replace(design.parameters(fitted.theta), document={"spread": usual}))
@@ -127,8 +106,7 @@ def main() -> None:
             "with_neighbours": table(bench, corrected, measured, covered),
         },
         "transfer": scores,
-        "ablations": of_terms,
-        "of_an_earlier_fit": [name for name in ("transfer", "ablations") if name not in options.more],
+        "of_an_earlier_fit": [] if options.transfer else ["transfer"],
         "mixtures": before.get("mixtures", {}),
         "neighbours": taught(rows, neighbours, errors, scale),
     }
@@ -316,49 +294,6 @@ def transfer(
             tell(f"{name} left out: median {scores[kind][name]['median']:.1f}")
         scores[kind]["all"] = score(errors, value * np.exp(errors), value)
     return scores, unseen
-
-
-def ablations(
-    design: Design, bench: StackedCases, fitted: Fitted, measured: Any, tell: Any
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the errors of the formula, fitted again without each of its terms."""
-    changes: dict[str, dict[str, float]] = {
-        "none": {},
-        "no KV term": {"e_k": 1e6, "e_d": 1e6},
-        "hard maximum": {"knee": 40.0},
-        "no all-reduce latency": {"a": 0.0},
-        "no client delay": {"client_delay": 0.0},
-    }
-    scores = {}
-    for name, change in changes.items():
-        scores[name] = _without(design, bench, fitted, measured, change)
-        tell(f"ablation {name}: {scores[name]}")
-    reserve = partial(_reserving, closed_loop.protocol_of)
-    with patch.object(closed_loop, "protocol_of", reserve):
-        bench.served.clear()
-        scores["reserve-all admission"] = _without(design, bench, fitted, measured, {})
-    bench.served.clear()
-    return scores
-
-
-def _reserving(protocol_of: Any, case: PublishedCase) -> Any:
-    return replace(protocol_of(case), admission="GUARANTEED_NO_EVICT")
-
-
-def _without(
-    design: Design, bench: StackedCases, fitted: Fitted, measured: Any, change: dict[str, float]
-) -> dict[str, dict[str, float]]:
-    def changed(values: Any) -> Any:
-        same = np.ones(len(bench.cases))
-        return bench.log_predicted({**values, **{name: value * same for name, value in change.items()}})
-
-    again = fit(design, changed, measured, start=fitted.theta, steps=ABLATION_STEPS, difference=STEP)
-    of_case = [neighbours_block(case) for case in bench.cases]
-    scores = {}
-    for name, (start, end) in ABLATED.items():
-        at = np.array([each.startswith(start) and each.endswith(end) for each in of_case])
-        scores[name] = score(again.residuals[at], measured[at] * np.exp(again.residuals[at]), measured[at])
-    return scores
 
 
 def taught(rows: Any, neighbours: Neighbours, errors: Any, scale: dict[str, float]) -> dict[str, Any]:

@@ -80,15 +80,6 @@ Here whole GPUs, models or framework versions were left out of both the fit and 
 |---|---|---|---|---|---|---|
 {transfer}
 
-### What each term contributes
-
-The model was fitted again with each change (a few Gauss-Newton steps). The errors are those of the formula on the
-rows that it was fitted to, as median / MAPE.{older_ablations}
-
-| change | TTFT, closed loop | ITL, closed loop | full load | static |
-|---|---|---|---|---|
-{ablations}
-
 Parameters at a bound of what physics allows: {bounds}. The file has their values with 90 % intervals (`parameters`),
 and offsets by framework, GPU, format and link.
 
@@ -136,10 +127,8 @@ def main() -> None:
         table="\n".join(table_lines(cross)),
         transfer="\n".join(transfer_lines(document["transfer"])),
         worst=WORST,
-        ablations="\n".join(ablation_lines(document["ablations"])),
         bounds=", ".join(bound) or "none",
         older_transfer=" Models and versions are of an earlier fit." if "transfer" in older else "",
-        older_ablations=" They are of an earlier fit." if "ablations" in older else "",
         enough=ENOUGH_ROWS_OF_FAMILY,
         least=LEAST_CONFIGURATIONS,
     )
@@ -185,14 +174,6 @@ def transfer_lines(transfer: Any) -> list[str]:
                 f"| {score['bias']:+.1f} | {score['rank']:.2f} |"
             )
     return lines
-
-
-def ablation_lines(ablations: Any) -> list[str]:
-    """Format one line per ablation."""
-    return [
-        f"| {name} | " + " | ".join(f"{each['median']:.1f} / {each['mape']:.1f}" for each in scores.values()) + " |"
-        for name, scores in ablations.items()
-    ]
 
 
 def draw(path: Path) -> None:
