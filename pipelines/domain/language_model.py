@@ -26,6 +26,15 @@ _LLAMA = {
 _MISTRAL = _LLAMA | {
     "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096,
 }  # fmt: skip
+_MINISTRAL3 = _MISTRAL | {
+    "vocab_size": 131072, "num_hidden_layers": 34, "head_dim": 128, "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-5, "sliding_window": None,
+    "rope_parameters": {
+        "type": "yarn", "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0,
+        "original_max_position_embeddings": 16384, "max_position_embeddings": 262144, "beta_fast": 32.0,
+        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+    },
+}  # fmt: skip
 _GEMMA3 = {
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256,
@@ -41,6 +50,11 @@ _QWEN3_VL = {
     "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 128000,
     "rms_norm_eps": 1e-6, "rope_theta": 5e5,
 }  # fmt: skip
+_QWEN2 = {
+    "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+_QWEN3 = _QWEN2 | {"head_dim": 128}
 Defaults = Mapping[str, Any]
 _LLAVA_LANGUAGES: Mapping[str, tuple[str, Defaults]] = {
     "llama": (Architecture.LLAMA, _LLAMA),
@@ -51,8 +65,12 @@ LANGUAGES: Mapping[str, Mapping[str, tuple[str, Defaults]]] = {
     LLAVA: _LLAVA_LANGUAGES,
     LLAVA_NEXT: _LLAVA_LANGUAGES,
     "Gemma3ForConditionalGeneration": {"gemma3_text": (Architecture.GEMMA3, _GEMMA3)},
+    "InternVLForConditionalGeneration": {"qwen2": (Architecture.QWEN2, _QWEN2), "qwen3": (Architecture.QWEN3, _QWEN3)},
     "Llama4ForConditionalGeneration": {"llama4_text": ("Llama4ForCausalLM", {})},
-    "Mistral3ForConditionalGeneration": {"mistral": (Architecture.MISTRAL, _MISTRAL)},
+    "Mistral3ForConditionalGeneration": {
+        "mistral": (Architecture.MISTRAL, _MISTRAL),
+        "ministral3": (Architecture.MISTRAL, _MINISTRAL3),
+    },
     "Qwen2VLForConditionalGeneration": {"qwen2_vl": _QWEN2_VL, "qwen2_vl_text": _QWEN2_VL},
     "Qwen2_5_VLForConditionalGeneration": {"qwen2_5_vl": _QWEN2_VL, "qwen2_5_vl_text": _QWEN2_VL},
     "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": (Architecture.QWEN3, _QWEN3_VL)},

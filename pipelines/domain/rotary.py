@@ -34,14 +34,14 @@ _NUMBERS: Mapping[str, tuple[str, ...]] = {
 """Types of scaling that Transformers knows, in any family, and the numbers that each needs."""
 _LISTS = {"longrope": ("short_factor", "long_factor"), "su": ("short_factor", "long_factor")}
 _WITH_ORIGINAL = ("llama3", "yarn", "longrope")
-_ENGINES_DIFFER = ("attention_factor", "mscale", "mscale_all_dim")
-_LONGROPE_DIFFERS = (*_ENGINES_DIFFER, "factor", "short_mscale", "long_mscale")
+_FACTORS = ("attention_factor", "mscale", "mscale_all_dim")
+_LONGROPE_DIFFERS = (*_FACTORS, "factor", "short_mscale", "long_mscale")
 _ORIGINAL = "original_max_position_embeddings"
 LAYER_TYPES = ("full_attention", "sliding_attention")
 PLAIN_LONGROPE = "longrope works with short_factor and long_factor alone."
 PLAIN_YARN = (
-    "yarn works with factor, original_max_position_embeddings, beta_fast and beta_slow, a rotary base above 1, and"
-    " neither attention_factor, mscale nor mscale_all_dim."
+    "yarn works with factor, original_max_position_embeddings, beta_fast and beta_slow, mscale and mscale_all_dim, a"
+    " rotary base above 1, and attention_factor where factor is above 1."
 )
 
 
@@ -63,6 +63,24 @@ def rope_scaling(config: Mapping[str, Any]) -> dict[str, Any] | None:
             scaling.setdefault(_ORIGINAL, config["max_position_embeddings"])
     if kind == "yarn" and scaling.get("factor", 1) is None and scaling.get(_ORIGINAL):
         scaling["factor"] = config["max_position_embeddings"] / scaling[_ORIGINAL]
+    return _in_mscales(scaling) if kind == "yarn" else scaling
+
+
+def _in_mscales(block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return yarn's block with a factor of queries and keys that Transformers and TensorRT-LLM read alike.
+
+    Transformers takes attention_factor, else the ratio of two mscales, else that of 1 and 0. TensorRT-LLM takes the
+    ratio of mscale (1 if absent) and mscale_all_dim (0), each 0.1 mscale ln(factor) + 1. Source: TensorRT-LLM 1.2
+    `layers/attention.py`, `functional.py` (create_sinusoidal_positions_yarn), `_torch/attention_backend/interface.py`.
+    """
+    stated, factor = block.get("attention_factor"), block.get("factor")
+    scaling = {key: value for key, value in block.items() if key not in _FACTORS}
+    if stated is None:
+        both = {key: block[key] for key in _FACTORS[1:] if block.get(key)}
+        return scaling | (both if len(both) == 2 else {})
+    scaling["attention_factor"] = stated
+    if isinstance(factor, int | float) and factor > 1:
+        scaling["mscale"] = (stated - 1) / (0.1 * math.log(factor))
     return scaling
 
 
@@ -251,11 +269,13 @@ def _kind(block: Mapping[str, Any]) -> str:
 def yarn_differences(block: Mapping[str, Any]) -> list[str]:
     """List what makes engines scale by yarn in another way than Transformers does.
 
-    TensorRT-LLM knows no `attention_factor`, uses one of the mscales without the other, and takes 4096 for missing
-    original positions. Source: `layers/attention.py`, `functional.py`
-    (create_sinusoidal_positions_yarn); Transformers `modeling_rope_utils.py`.
+    TensorRT-LLM has no factor of queries and keys without one of positions, and takes 4096 for missing original
+    positions. Source: `layers/attention.py`, `functional.py` (create_sinusoidal_positions_yarn); Transformers
+    `modeling_rope_utils.py`.
     """
-    differences = [f"{key}={block[key]}" for key in _ENGINES_DIFFER if block.get(key) is not None]
+    stated = block.get("attention_factor")
+    lacks = stated is not None and block.get("mscale") is None
+    differences = [f"attention_factor={stated} and factor={block.get('factor')}"] if lacks else []
     if block.get(_ORIGINAL) is None:
         differences.append("no original_max_position_embeddings")
     return differences
@@ -271,6 +291,7 @@ class Rotary:
         differences: how an engine scales differently from Transformers, in words.
         truncate: whether yarn rounds the ends of its ramp to whole pairs of channels.
         original: positions beyond which longrope has other factors; 0 for other types.
+        grows_from: position from which queries grow with it (Ministral 3), which no engine computes; 0 is never.
     """
 
     kind: str
@@ -278,6 +299,7 @@ class Rotary:
     differences: tuple[str, ...] = ()
     truncate: bool = True
     original: int = 0
+    grows_from: int = 0
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Rotary:
@@ -289,4 +311,6 @@ class Rotary:
             return cls(kind, _fraction(config), stated, original=int(block.get(_ORIGINAL) or 0))
         if kind != "yarn":
             return cls(kind, _fraction(config))
-        return cls(kind, _fraction(config), tuple(yarn_differences(block)), bool(block.get("truncate", True)))
+        growth = int(block.get(_ORIGINAL) or 0) if block.get("llama_4_scaling_beta") else 0
+        truncate = bool(block.get("truncate", True))
+        return cls(kind, _fraction(config), tuple(yarn_differences(block)), truncate, grows_from=growth)

@@ -96,6 +96,16 @@ ROTARY_RULES = (
         todo="Set build.max_seq_len={d.rotary.original} or less, or use engine=tensorrt_llm_llmapi.",
         source="tensorrt_llm/models/phi3/config.py: original_max_position_embeddings, two lists of factors",
     ),
+    Rule(
+        name="queries-do-not-grow",
+        topic=TOPIC,
+        needs=("rotary", "shape"),
+        when=lambda d: 0 < _rotary(d).grows_from < (d.build.max_seq_len or shape(d).max_position_embeddings),
+        failed="{d.label} multiplies queries by a factor that grows from position {d.rotary.grows_from}"
+        " (llama_4_scaling_beta), which no engine computes.",
+        todo="Set build.max_seq_len={d.rotary.grows_from} or less: up to there the factor is 1.",
+        source="tensorrt_llm/_torch/modules/attention.py (1.3.0rc3): only Mistral Large 3's own configuration has it",
+    ),
     rotary_rule(
         name="heads-rotate-wholly",
         needs=("rotary",),

@@ -12,6 +12,8 @@ from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.domain.errors import UserError
 from pipelines.domain.rotary import PLAIN_YARN, ROPE_TYPES, yarn_differences
 
+MSCALES = {"mscale": 1.0, "mscale_all_dim": 0.0}
+"""What TensorRT-LLM takes where a block of yarn has none."""
 YARN_FAST, YARN_SLOW = 32.0, 1.0
 """Turns over the original context above which, and below which, yarn does not mix."""
 
@@ -60,15 +62,18 @@ def inverse_frequencies(config: CheckpointConfig, *, local: bool = False) -> np.
 def attention_factor(config: CheckpointConfig) -> float:
     """Return the factor of rotated queries and of rotated keys.
 
-    0.1 ln(factor) + 1 for yarn, sqrt(1 + ln(positions / original) / ln(original)) for long_rope, else 1.
+    For yarn the ratio of mscale (1 if absent) and mscale_all_dim (0), each 0.1 mscale ln(factor) + 1. For long_rope
+    sqrt(1 + ln(positions / original) / ln(original)). Else 1.
     """
     if original := original_context(config):
         ratio = config.max_position_embeddings / original
         return math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 else 1.0
     if _kind(config) != "yarn":
         return 1.0
-    (factor,) = _numbers(config.rotary_scaling or {}, "yarn", "factor")
-    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    scaling = config.rotary_scaling or {}
+    (factor,) = _numbers(scaling, "yarn", "factor")
+    one, other = (0.1 * scaling.get(key, usual) * math.log(max(factor, 1)) + 1 for key, usual in MSCALES.items())
+    return float(one / other)
 
 
 def original_context(config: CheckpointConfig) -> int:

@@ -81,6 +81,15 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
         LLAMA, {"rope_scaling": {**YARN, "factor": None}, "max_position_embeddings": 512},
     ),
     "type beside rope_type": (LLAMA, {"rope_scaling": {**YARN, "type": "linear"}}),
+    "yarn with mscales": (LLAMA, {"rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}}),
+    "yarn with one mscale, which means nothing": (QWEN2, {"rope_scaling": {**YARN, "mscale_all_dim": 1.3}}),
+    "yarn with mscales of null": (LLAMA, {"rope_scaling": {**YARN, "mscale": None, "mscale_all_dim": None}}),
+    "yarn with an attention factor": (
+        QWEN2, {"rope_scaling": {**YARN, "attention_factor": 0.9, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+    "ministral 3": (
+        MISTRAL, {"rope_parameters": {**YARN, "rope_theta": 1e6, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
     "a factor below 1": (LLAMA, {"rope_scaling": {**YARN, "factor": 0.5}}),
     "qwen 2.5 with the yarn of its card": (
         QWEN2, {"rope_theta": 1e6, "rope_scaling": {**YARN, "type": "yarn"}, "use_sliding_window": False},

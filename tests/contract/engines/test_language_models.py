@@ -34,6 +34,11 @@ SEES = {
     "patch_size": 14,
 }  # fmt: skip
 AXES = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
+MINISTRAL = {
+    "rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 128, "mscale": 1.0,
+    "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
+"""Queries grow from position 128, beyond which engines are refused."""
 WHOLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Gemma3": (
         {"head_dim": 32, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
@@ -49,6 +54,14 @@ WHOLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model_type": "mistral", "head_dim": 32, "sliding_window": None},
         {"vision_config": {"model_type": "pixtral", **SEES}, "image_token_index": 1799},
     ),
+    "Mistral3 with ministral3": (
+        {"model_type": "ministral3", "head_dim": 32, "rope_parameters": MINISTRAL},
+        {"vision_config": {"model_type": "pixtral", **SEES}, "image_token_index": 1799},
+    ),
+    "InternVL": (
+        {"model_type": "qwen3", "head_dim": 32},
+        {"vision_config": SEES | {"image_size": [28, 28], "patch_size": [14, 14]}, "image_token_id": 1799},
+    ),
     "Qwen2VL": ({"rope_parameters": AXES}, {"vision_config": {"depth": 1, "embed_dim": 64, "num_heads": 4}}),
     "Qwen2_5_VL": ({"rope_parameters": AXES}, {"vision_config": QWEN_SEES}),
     "Qwen3VL": (
@@ -63,9 +76,10 @@ IDS = [2, *range(100, 140)]
 def write_whole(folder: Path, name: str) -> Path:
     """Write a small random model of a class with an encoder, as Transformers saves it."""
     text, other = WHOLE[name]
-    config = getattr(transformers, f"{name}Config")(text_config={**SIZES, **text}, **other)
+    kind, text = name.partition(" ")[0], {**SIZES, **text}
+    config = getattr(transformers, f"{kind}Config")(text_config=text, **other)
     torch.manual_seed(0)
-    getattr(transformers, f"{name}ForConditionalGeneration")(config).to(torch.bfloat16).save_pretrained(folder)
+    getattr(transformers, f"{kind}ForConditionalGeneration")(config).to(torch.bfloat16).save_pretrained(folder)
     for file in TRAINED.glob("*token*.json"):
         (folder / file.name).write_bytes(file.read_bytes())
     return folder
@@ -88,7 +102,8 @@ def as_published(folder: Path) -> None:
 @pytest.mark.parametrize("name", WHOLE)
 def test_logits_without_pictures_are_those_of_the_whole(name: str, tmp_path: Path) -> None:
     whole = write_whole(tmp_path / "whole", name)
-    model = getattr(transformers, f"{name}ForConditionalGeneration").from_pretrained(whole, dtype=torch.float32).eval()
+    kind = name.partition(" ")[0]
+    model = getattr(transformers, f"{kind}ForConditionalGeneration").from_pretrained(whole, dtype=torch.float32).eval()
     with torch.no_grad():
         expected = model(input_ids=torch.tensor([IDS])).logits[0].numpy()
     if name.startswith("Qwen2"):
@@ -109,7 +124,7 @@ def test_sizes_that_are_left_out_are_those_of_transformers(architecture: str) ->
     """A folder that states nothing of its language model is read with the defaults of its class."""
     config_class = getattr(transformers, architecture.removesuffix("ForConditionalGeneration") + "Config")
     for kind, (_, defaults) in LANGUAGES[architecture].items():
-        nested = kind if kind.endswith("_text") or kind in ("llama", "mistral") else f"{kind}_text"
+        nested = f"{kind}_text" if kind in ("qwen2_vl", "qwen2_5_vl") else kind
         stated = {"model_type": nested} if "Qwen" not in architecture else {}
         known = config_class(text_config=stated).text_config.to_dict()
         known["rope_theta"] = (known.get("rope_parameters") or {}).get("rope_theta")

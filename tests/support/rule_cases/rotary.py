@@ -16,8 +16,8 @@ CASES = {
         {"rotary": Rotary("llama3", 1.0)},
     ),
     "scaling-is-plain": Case(
-        {"rotary": Rotary.of({"rope_scaling": {"type": "yarn", "factor": 4.0, "attention_factor": 1.5}})},
-        "yarn with attention_factor=1.5 and no original_max_position_embeddings",
+        {"rotary": Rotary.of({"rope_scaling": {"type": "yarn", "factor": 1.0, "attention_factor": 1.5}})},
+        "yarn with attention_factor=1.5 and factor=1.0 and no original_max_position_embeddings",
         {"rotary": Rotary.of({"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 4096}})},
     ),
     "yarn-is-truncated": Case(
@@ -29,6 +29,11 @@ CASES = {
         {"shape": PHI, "rotary": Rotary("longrope", 0.75, original=1024), "build": {"max_seq_len": 1025}},
         r"more than 1024 tokens.*build\.max_seq_len=1024 or less",
         {"build": {"max_seq_len": 1024}},
+    ),
+    "queries-do-not-grow": Case(
+        {"shape": MISTRAL, "rotary": Rotary("yarn", 1.0, grows_from=16384), "build": {"max_seq_len": 16385}},
+        r"grows from position 16384 .*build\.max_seq_len=16384 or less",
+        {"build": {"max_seq_len": 16384}},
     ),
     "heads-rotate-wholly": Case(
         {"rotary": Rotary("default", 0.5)},

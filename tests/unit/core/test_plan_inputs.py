@@ -59,7 +59,7 @@ def sharded(folder):
         (lambda m: (m / "tokenizer.json").write_text(LFS), r"tokenizer\.json is a Git LFS pointer"),
         (lambda m: (m / "tokenizer.json").write_text(""), r"tokenizer\.json is empty"),
         (
-            lambda m: change(m, rope_scaling={"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.2}),
+            lambda m: change(m, rope_scaling={"rope_type": "yarn", "factor": 1.0, "attention_factor": 1.2}),
             r"rotary positions by yarn with attention_factor=1\.2",
         ),
         (lambda m: change(m, partial_rotary_factor=0.5), r"partial_rotary_factor=0\.5"),

@@ -146,7 +146,7 @@ def test_a_whole_model_in_another_place_is_refused_with_the_way() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"text_config": {"model_type": "ministral3"}}, r"type 'ministral3'\. Read is mistral"),
+        ({"text_config": {"model_type": "mistral4"}}, r"type 'mistral4'\. Read is mistral or ministral3"),
         (
             {"text_config": {"model_type": "mistral"}, "quantization_config": {"quant_method": "fp8"}},
             "is of a quantized",
