@@ -9,7 +9,7 @@ import io
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from difflib import get_close_matches
 from typing import Any
@@ -28,8 +28,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.settings.base import FOLDERS, Group, OptionTable, keys_of
 from pipelines.settings.groups import CONF, choices, config_folders, groups
-from pipelines.settings.plain import DEFAULTS, PROJECT, RESOLVERS, override
-from pipelines.settings.project import project_content
+from pipelines.settings.plain import DEFAULTS, PROJECT, RESOLVERS, override, unresolved
+from pipelines.settings.project import NotPlainError, project_content
 from pipelines.settings.root import Settings
 
 KEY = re.compile(r"(\+\+|[+~])?[A-Za-z_][\w-]*([./@][\w-]+)*")
@@ -247,18 +247,16 @@ def _place_hint(group: str, choice: str, place: str) -> str:
 
 def _known_keys(overrides: Sequence[str]) -> set[str]:
     try:
-        with hydra_on_conf():
-            config = compose("config", overrides=list(overrides))
-    except HydraException:
+        config = unresolved(overrides)
+    except NotPlainError:
         return set()
     keys: set[str] = set()
 
-    def walk(node: Any, prefix: str) -> None:
-        for key in node:
-            keys.add(prefix + str(key))
-            child = OmegaConf.select(node, str(key), throw_on_missing=False)
-            if OmegaConf.is_dict(child):
-                walk(child, f"{prefix}{key}.")
+    def walk(node: Mapping[str, Any], prefix: str) -> None:
+        for key, value in node.items():
+            keys.add(f"{prefix}{key}")
+            if isinstance(value, dict):
+                walk(value, f"{prefix}{key}.")
 
     walk(config, "")
     return keys
