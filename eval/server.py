@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from eval.answer_cache import AnswerLog
+from eval.spec import written_chats_fault
 from pipelines.document.show import count
 from pipelines.domain.errors import UserError, did_you_mean, stated_reason
 from pipelines.domain.progress import Progress
@@ -311,11 +312,6 @@ def _seconds(retry_after: str | None) -> float | None:
 
 # Ask a Triton server over gRPC the same as an OpenAI-compatible one over HTTP.
 
-WRITTEN_CHATS = (
-    "eval.apply_chat_template=true needs prompts as token ids where answers are written, and the models for text at "
-    "{url} take text, to which they add BOS once more."
-)
-WRITTEN_CHATS_TODO = "Ask an OpenAI-compatible server: eval.url=http://host:port/v1."
 TEXT_MODEL = "ensemble"
 """The Triton model that is given text, unless another is named."""
 
@@ -363,7 +359,7 @@ class TritonGrpc(OpenAiServer):
             UserError: the prompts are token ids, which the models for text do not take.
         """
         if any(not isinstance(prompt, str) for prompt in prompts):
-            raise UserError(WRITTEN_CHATS.format(url=self.url), todo=WRITTEN_CHATS_TODO)
+            raise UserError.of([written_chats_fault(self.url)])
         return super().write(prompts, limits, stop, progress)
 
     async def _answer(self, body: Json | None) -> Json:

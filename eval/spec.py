@@ -73,6 +73,15 @@ def _text(file: Path | None) -> str:
     return file.read_text(encoding="utf-8", errors="replace") if file and file.is_file() else ""
 
 
+def written_chats_fault(url: str | None) -> Fault:
+    """Return why a Triton server's models for text cannot be asked for written answers in chats."""
+    return Fault(
+        "eval.apply_chat_template=true needs prompts as token ids where answers are written, and the models for text "
+        f"at {url} take text, to which they add BOS once more.",
+        todo="Ask an OpenAI-compatible server: eval.url=http://host:port/v1.",
+    )
+
+
 def is_written(task: str) -> bool | None:
     """Return whether the answers of a task are written, not chosen or scored by log probabilities.
 

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from time import monotonic_ns as now
 from typing import Any
 
+from pipelines.checkpoint.tokenizer import opened
 from pipelines.loadgen import request_stream
 from pipelines.loadgen.request_stream import WIDTH, ClientJob, ClientReport, PackedRows, RequestStream, Row
 
@@ -176,9 +177,7 @@ class _Worker:
         """Count the output tokens of answers that the server did not count, now that nothing is timed."""
         if not self._texts:
             return
-        from pipelines.checkpoint.tokenizer import opened  # tokenizers are not loaded while stamps are taken
-
-        tokenizer = opened(self._tokenizer_dir).tokenizer
+        tokenizer = opened(self._tokenizer_dir).tokenizer  # not loaded while stamps are taken
         counted = tokenizer.encode_batch([text for _, text in self._texts], add_special_tokens=False)
         for (place, _), item in zip(self._texts, counted, strict=True):
             self._rows.count(place, len(item.ids))

@@ -15,6 +15,7 @@ from eval.spec import (
     is_written,
     known_questions,
     task_fault,
+    written_chats_fault,
 )
 from eval.verdict import Criteria, least_for_go, least_to_stop, too_few
 from pipelines.checkpoint.tokenizer import chat_templates
@@ -127,9 +128,7 @@ def chat_fault(questions: EvalSettings, model: InputSource | None) -> Fault | No
     if not questions.apply_chat_template:
         return None
     if questions.asks_triton and is_written(questions.task):
-        from eval.server import WRITTEN_CHATS, WRITTEN_CHATS_TODO  # loads numpy and asyncio
-
-        return Fault(WRITTEN_CHATS.format(url=questions.url), todo=WRITTEN_CHATS_TODO)
+        return written_chats_fault(questions.url)
     if model is None or "default" in chat_templates(model.path)[0]:
         return None
     return Fault(

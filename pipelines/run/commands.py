@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipelines.domain.errors import UserError
 from pipelines.engines.registry import runtime_version
+from pipelines.engines.tensorrt_llm.folder import fit_faults
 from pipelines.host.disk import check_folders
 from pipelines.host.files import link_to
 from pipelines.host.machine import gather
@@ -18,8 +19,10 @@ from pipelines.predict.config import fit_files
 from pipelines.run.console import plan_text
 from pipelines.run.runner import StepOutcome
 from pipelines.run.session import FinishedRun, run_target
+from pipelines.serving.repository import read_repository
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
+from pipelines.stages.benchmark import trtllm_serve
 from pipelines.store.leases import in_use
 from pipelines.store.manifest import MANIFEST, read_manifest
 from pipelines.store.space import remember_link
@@ -81,7 +84,6 @@ def diagnose(overrides: Sequence[str]) -> int:
 def serve(overrides: Sequence[str]) -> int:
     """Build an engine and its repository, and run tritonserver on it until Ctrl-C or SIGTERM."""
     from pipelines.serving import foreground  # with the server's processes
-    from pipelines.stages.benchmark import trtllm_serve
 
     settings = load(overrides)
     folder = settings.serving.repository
@@ -109,8 +111,6 @@ def serve(overrides: Sequence[str]) -> int:
 
 def _refuse_unfit(folder: Path) -> None:
     """Refuse a repository that was edited, or whose engine was built by another version or on another GPU."""
-    from pipelines.engines.tensorrt_llm.folder import fit_faults
-    from pipelines.serving.repository import read_repository
     from triton_repo.check import check_repository
 
     if read_repository(folder).gpu:

@@ -25,6 +25,7 @@ from pipelines.host.disk import relative_to_cwd
 from pipelines.host.screen import table, wrapped
 from pipelines.plan.needs import needs
 from pipelines.plan.plan import Plan
+from pipelines.run.gpu_commands import gpu_commands
 from pipelines.run.runner import StepOutcome
 from pipelines.stages.evaluate import (
     Evaluate,
@@ -93,8 +94,6 @@ class ResultTable:
 
 def plan_text(plan: Plan, overrides: Sequence[str] = ()) -> str:
     """Render a plan: what would run, what is cached and why, what fits, and how long it took last time."""
-    from pipelines.run.gpu_commands import gpu_commands  # a run shows none
-
     lines = [wrapped(f"engine: {plan.deployment.engine.name} ({plan.reason})", 8)]
     if plan.deployment.shape is not None:
         lines.append(f"model:  {plan.settings.model.label}, {plan.deployment.shape.num_params / 1e6:,.1f} M parameters")
