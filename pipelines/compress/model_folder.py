@@ -346,6 +346,7 @@ def _reserve(handle: int, size: int, path: Path) -> None:
             os.posix_fallocate(handle, 0, size)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            error.filename = str(path)
             raise
         disk = os.statvfs(path.parent)
         raise UserError(

@@ -38,6 +38,13 @@ _TROUBLES = (
         "Free some space and run the same command again; finished stages are kept.",
     ),
     _Trouble(
+        (errno.EFBIG,),
+        ("File too large",),
+        "{place} would be larger than a file may be here.",
+        "`ulimit -f` shows the limit of this shell; on FAT it is 4 GiB. Raise it, or give another folder: "
+        "paths.store=/some/folder",
+    ),
+    _Trouble(
         (errno.EACCES, errno.EPERM, errno.EROFS),
         ("Read-only file system",),
         "no permission to write {place}.",
@@ -73,6 +80,19 @@ def disk_errors(what: str, place: Path) -> Iterator[None]:
         if (fault := disk_error(error, what, place)) is None:
             raise
         raise fault from error
+
+
+def why_not_written(file: Path, size: int) -> OSError | None:
+    """Return why the disk does not take a file of `size` bytes, for libraries that do not say it; None if it does."""
+    try:
+        with file.open("wb") as probe:
+            os.posix_fallocate(probe.fileno(), 0, size)
+    except OSError as error:
+        error.filename = str(file)
+        return error
+    finally:
+        file.unlink(missing_ok=True)
+    return None
 
 
 def disk_error(error: Exception, what: str, place: Path) -> UserError | None:

@@ -250,7 +250,9 @@ class Group(BaseModel):
         """Refuse values that are wrong for every field; one validator, because each costs start-up time."""
         name = str(info.field_name)
         value = _at_home(validate(_of_its_kind(cls.model_fields[name].annotation, raw)))
-        for text in _texts(value):
+        if Path() in (texts := [*_texts(value)]) and "" in _texts(tuple(raw) if isinstance(raw, list) else raw):
+            raise ValueError("has an empty path: give a file or a folder, '.' for this one, or leave the key out")
+        for text in texts:
             _check_text(text)
         return _in_range(name, value)
 
@@ -360,7 +362,10 @@ def _fault(group: type[Group], prefix: str, item: Mapping[str, Any]) -> Fault:
         name, names = str(item["loc"][-1]), _keys_at(group, item["loc"][:-1])
         place = key.rpartition(".")[0]
         hint = did_you_mean(name, names) or FOLDERS.get(place, "")
-        return Fault(f"{key} is not a known key.", hint, keys_of(place, names, name) if place else "")
+        others = (
+            keys_of(place, names, name) if place else "`trtllm-pipelines config` prints all groups with their keys."
+        )
+        return Fault(f"{key} is not a known key.", hint, others)
     if item["type"] == "value_error":
         reason = str(item["ctx"]["error"])
         return Fault(f"{key} {reason}" if reason.endswith("?") else f"{key} {reason}.")
@@ -369,7 +374,8 @@ def _fault(group: type[Group], prefix: str, item: Mapping[str, Any]) -> Fault:
         hint = did_you_mean(str(value), choices.split(", "))
         return Fault(f"{key}='{value}' is not known.", f"Choose one of {choices}.", hint)
     if item["type"] == "tuple_type":
-        return Fault(f"{key}='{value}' is not a list.", todo=f"Write {key}=[{','.join(str(value).split())}].")
+        members = value if isinstance(value, Mapping) else str(value).split()
+        return Fault(f"{key}='{value}' is not a list.", todo=f"Write {key}=[{','.join(map(str, members))}].")
     if item["type"] == "missing":
         return Fault(f"{key} must be given.", todo=f"Add {key}=...")
     if item["type"] == "model_type":

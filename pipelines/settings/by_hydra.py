@@ -140,6 +140,11 @@ def _syntax_fault(text: str) -> Fault:
         return Fault(f"{message} '{key}' is not the name of a setting.", todo=hint)
     if _is_open(value):
         return Fault(f"{message} A bracket or quote in '{value}' is not closed, or not opened.")
+    if value[:1] in ("[", "{"):
+        return Fault(
+            f"{message} '{value}' is no list ('[8,16]') and no mapping ('{{name: value}}'): a comma or colon has"
+            " nothing beside it, or a text in it is not in quotes."
+        )
     return Fault(
         f"{message} '{value}' has characters with a meaning of their own.",
         todo=f"Quote the value, once for the shell and once for this program: {shlex.quote(override(key, value))}",

@@ -109,6 +109,8 @@ def parse(overrides: Sequence[str]) -> tuple[dict[str, str], list[tuple[list[str
 
 def _value(text: str) -> Any:
     """Read a value as Hydra's grammar does."""
+    if not text:
+        raise NotPlainError
     if text[0] == "[" and text[-1] == "]":
         return [_value(each.strip(" ")) for each in _parts(text[1:-1])]
     if text[0] == "{" and text[-1] == "}":

@@ -139,8 +139,8 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Refuse a mapping that has a key twice."""
         keys = [key.value for key, _ in node.value]
-        if len(keys) != len(set(keys)):
-            raise NotPlainError
+        if twice := [key for key, _ in node.value if keys.count(key.value) > 1]:
+            raise NotPlainError(f"it has '{twice[-1].value}' twice, again in line {twice[-1].start_mark.line + 1}")
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
 

@@ -52,6 +52,7 @@ VALUE = st.one_of(
     st.lists(SCALAR, min_size=2, max_size=3).map(",".join),
     st.builds("{{{}:{}}}".format, SCALAR, SCALAR),
     st.builds("[[{}],{}]".format, SCALAR, SCALAR),
+    st.builds("[{{{}: }}]".format, SCALAR),
 )
 KEY_VALUE = st.builds("{}={}".format, st.sampled_from(KEYS), VALUE)
 PLAIN_CHOICES = st.sampled_from([each for each in CHOICES if each not in LEFT_TO_HYDRA])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 import xml.etree.ElementTree as ET
 from collections import Counter
@@ -18,10 +16,10 @@ from pipelines.checkpoint.config_json import LAYERS_FILE
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
-from pipelines.domain.units import MIB
 from pipelines.engines.openvino.graph import GraphBuilder
 from pipelines.engines.openvino.rope import original_context
 from pipelines.engines.port import BuildLimits, EngineFacts
+from pipelines.host.disk import why_not_written
 
 MODEL_FILE, CONFIG_FILE, FLAVOUR = "openvino_model.xml", "config.json", "openvino"
 HEAD_PRECISION = "head_precision"
@@ -72,14 +70,16 @@ def _save(model: ov.Model, path: Path) -> None:
     """Write the graph and its weights.
 
     Raises:
-        OSError: the disk is full; OpenVINO's own error ("iostream error") does not mention it.
+        OSError: the disk is full, or the file too large; OpenVINO's own error ("iostream error") does not mention it,
+            and OpenVINO has deleted the file by then.
     """
     try:
         # compress_to_fp16 would round the float32 scales and norms
         ov.save_model(model, path, compress_to_fp16=False)
     except RuntimeError as error:
-        if shutil.disk_usage(path.parent).free < MIB:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+        size = sum(each.get_byte_size() for each in model.get_ops() if each.get_type_name() == "Constant")
+        if (reason := why_not_written(path.with_suffix(".bin"), size)) is not None:
+            raise reason from error
         raise
 
 

@@ -72,8 +72,13 @@ class ChannelReader:
         taken, self._reasoning = self._reasoning, ""
         return taken
 
-    def end(self, *, first: bool) -> tuple[tuple[ToolCall, ...], str]:
-        """Return the calls, or only the first, once the answer has ended; and as text those that are broken."""
+    def end(self, *, first: bool, cut: bool) -> tuple[tuple[ToolCall, ...], str]:
+        """Return the calls, or only the first, once the answer has ended; and as text those that are broken.
+
+        Args:
+            first: only the first call.
+            cut: whether the answer was cut; the call that it cuts is one, with the arguments so far.
+        """
         return (), ""
 
 
@@ -164,17 +169,18 @@ class HarmonyReader(ChannelReader):
         self._close()
         return self._answer.rest()
 
-    def end(self, *, first: bool) -> tuple[tuple[ToolCall, ...], str]:
+    def end(self, *, first: bool, cut: bool) -> tuple[tuple[ToolCall, ...], str]:
         """See `ChannelReader`."""
         calls, broken = list[ToolCall](), ""
-        for name, parts in self._written:
+        for number, (name, parts) in enumerate(self._written, 1):
             arguments = "".join(parts)
             try:
                 whole = isinstance(json.loads(arguments or "{}"), dict)
             except (ValueError, RecursionError):
                 whole = False
-            if whole:
-                calls.append(ToolCall(len(calls), name, arguments or "{}"))
+            cuts = cut and number == len(self._written)
+            if whole or cuts:
+                calls.append(ToolCall(len(calls), name, arguments if cuts else arguments or "{}"))
             else:
                 broken += arguments
         return tuple(calls[: 1 if first else None]), broken

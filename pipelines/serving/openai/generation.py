@@ -179,7 +179,7 @@ class Completion:
                     yield replace(delta, text=calls.push(delta.text))
                     if calls.done:
                         break
-            rest, self.calls = calls.rest()
+            rest, self.calls = calls.rest(cut=self.finish_reason == "length")
             if rest:
                 yield TextDelta(rest, output_tokens=self.output_tokens)
             if self.calls and (calls.done or self.finish_reason == "stop"):
@@ -222,7 +222,7 @@ class Completion:
             yield delta
         self.finish_reason = self._reason(stopped=output.stopped)
         if self.channels is not None:
-            self.calls, broken = self.channels.end(first=self.one_call)
+            self.calls, broken = self.channels.end(first=self.one_call, cut=self.finish_reason == "length")
             if broken:
                 yield TextDelta(broken, output_tokens=self.output_tokens)
             if self.calls and self.finish_reason == "stop":

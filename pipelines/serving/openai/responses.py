@@ -22,6 +22,7 @@ from pipelines.serving.openai.schema import (
     INT32_MAX,
     MAX_LOGPROBS,
     List,
+    LoraTask,
     Sampling,
     StreamOptions,
     Unsupported,
@@ -121,6 +122,7 @@ class ResponseRequest(BaseModel):
     tool_choice: Literal["none", "auto", "required"] | Json | None = None
     parallel_tool_calls: bool | None = None
     include: List[str] | None = None
+    lora_task_id: LoraTask | None = None
 
     def as_chat(self) -> Json:
         """Return the body of the chat that asks the same.
@@ -150,6 +152,7 @@ class ResponseRequest(BaseModel):
             "tools": [_chat_tool(tool) for tool in self.tools] if self.tools else None,
             "tool_choice": self._choice(),
             "parallel_tool_calls": self.parallel_tool_calls,
+            "lora_task_id": self.lora_task_id,
         }
 
     def _refuse_unsupported(self) -> None:
@@ -285,7 +288,10 @@ class ResponseForm:
 
     def _output(self, choice: Completion) -> list[Json]:
         message = [self._item(choice)] if choice.text or not choice.calls else []
-        return [*message, *(_call_item(call, done=True) for call in choice.calls)]
+        items = [*message, *(_call_item(call, done=True) for call in choice.calls)]
+        if choice.finish_reason == "length":
+            items[-1]["status"] = "incomplete"
+        return items
 
     def _response(self, status: str, choice: Completion | None, output: list[Json]) -> Json:
         request = self.request
@@ -370,14 +376,15 @@ class ResponseForm:
 
     def _endings(self, choice: Completion, numbered: _Numbered, *, opened: bool) -> Iterator[str]:
         """Yield the end of the message, the calls of tools, each in one piece, and the whole response."""
+        items = self._output(choice)
         if opened:
             place = {"item_id": self.item, "output_index": 0, "content_index": 0}
             scores = _scores(choice, choice.scores)
             yield numbered.event("response.output_text.done", {**place, "text": choice.text, "logprobs": scores})
             yield numbered.event("response.content_part.done", {**place, "part": _part(choice.text, scores)})
-            yield numbered.event("response.output_item.done", {"output_index": 0, "item": self._item(choice)})
+            yield numbered.event("response.output_item.done", {"output_index": 0, "item": items[0]})
         for at, call in enumerate(choice.calls, int(opened)):
-            done = _call_item(call, done=True)
+            done = items[at]
             place = {"item_id": done["id"], "output_index": at}
             opening = {"output_index": at, "item": _call_item(call, done=False)}
             yield numbered.event("response.output_item.added", opening)

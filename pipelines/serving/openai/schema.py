@@ -33,6 +33,7 @@ Item = TypeVar("Item")
 List = Annotated[list[Item], Field(fail_fast=True)]
 """A list of which only the first fault is reported: a megabyte of faults would take seconds."""
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+LoraTask = Annotated[int, Field(ge=0, lt=2**64)]
 SCORED = (
     "With echo and logprobs, the prompt is scored and at most one token is added: give max_tokens=1 and temperature=0,"
     " or max_tokens=0, and nothing else that changes tokens."
@@ -99,7 +100,7 @@ class Sampling(BaseModel):
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    lora_task_id: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    lora_task_id: LoraTask | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None

@@ -6,7 +6,6 @@ import json
 import re
 import secrets
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -38,6 +37,12 @@ HARMONY_CHANNEL, TOOL_CALL = "<|channel|>", "<tool_call>"
 MARKS = {ToolForm.HERMES: TOOL_CALL, ToolForm.MISTRAL: "[TOOL_CALLS]", ToolForm.HARMONY: HARMONY_CHANNEL}
 HERMES_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 PYTHON_TAG = "<|python_tag|>"
+CUT_CALL = re.compile(
+    r"""(?:[\s\[,;}]|</?tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>)*"""
+    r"""\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(\{.*|$)""",
+    re.DOTALL,
+)
+"""What stands between calls, and the next call up to its arguments."""
 GUIDED_CALL, LONGEST_BEGINNING = '{"name":', 200
 
 
@@ -105,15 +110,14 @@ class ToolFilter:
         text, self._held = self._held[:place], self._held[place:]
         return text
 
-    def rest(self) -> tuple[str, tuple[ToolCall, ...]]:
-        """Return the calls, or what was held back where it is none."""
+    def rest(self, *, cut: bool) -> tuple[str, tuple[ToolCall, ...]]:
+        """Return the calls, or what was held back where it is none; the last call of a cut answer may be cut, too."""
         held = self._all()
         if self._one:
             held = _first_call(self._form, held) or held
-        calls = tuple(
-            ToolCall(index, str(name), json.dumps(arguments, ensure_ascii=False))
-            for index, (name, arguments) in enumerate(_calls(self._form, held)[: 1 if self._one else None])
-        )
+        found = _cut_calls(held) if cut else []
+        found = found or [(name, _written(arguments)) for name, arguments in _calls(self._form, held)]
+        calls = tuple(ToolCall(index, *call) for index, call in enumerate(found[: 1 if self._one else None]))
         return ("", calls) if calls else (held, ())
 
     def _all(self) -> str:
@@ -155,10 +159,8 @@ def _calls(form: ToolForm, text: str) -> list[tuple[str, Json]]:
         written: Iterable[str] = HERMES_CALL.findall(text)
     elif form is ToolForm.MISTRAL:
         written = [text.partition(MARKS[form])[2]]
-    elif form is ToolForm.GUIDED:
+    elif form in GUIDED_FORMS:
         written = [text]
-    elif form is ToolForm.GUIDED_LIST:
-        written = _elements(text)
     else:
         written = _joined(text.replace(PYTHON_TAG, "").split(";"))
     try:
@@ -174,15 +176,22 @@ def _calls(form: ToolForm, text: str) -> list[tuple[str, Json]]:
     return calls if all(isinstance(arguments, dict) for _, arguments in calls) else []
 
 
-def _elements(text: str) -> list[str]:
-    """Return the elements of a JSON array that are complete, of which a cut answer has fewer."""
-    elements, rest = [], text.lstrip().removeprefix("[").lstrip()
-    with suppress(ValueError, RecursionError):
-        while rest:
-            _, size = json.JSONDecoder().raw_decode(rest)
-            elements.append(rest[:size])
-            rest = rest[size:].lstrip(" \n\t\r,]")
-    return elements
+def _written(arguments: Json) -> str:
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def _cut_calls(text: str) -> list[tuple[str, str]]:
+    """Return name and arguments of each call of an answer that was cut; those of the last may end anywhere."""
+    calls = list[tuple[str, str]]()
+    while (call := CUT_CALL.match(text)) is not None:
+        name, arguments = call[1], call[2]
+        try:
+            whole, size = json.JSONDecoder().raw_decode(arguments)
+        except (ValueError, RecursionError):
+            return [*calls, (name, arguments)]
+        calls.append((name, _written(whole)))
+        text = arguments[size:]
+    return calls
 
 
 def _joined(parts: Iterable[str]) -> list[str]:

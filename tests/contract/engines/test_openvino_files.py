@@ -7,6 +7,7 @@ import json
 import math
 import mmap
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,19 @@ def test_every_linear_is_packed_in_the_saved_file(qformat: QFormat, element: str
         if node.get_type_name() == "Constant" and node.get_output_element_type(0).get_type_name() == element
     )
     assert packed == LINEAR_WEIGHTS
+
+
+def test_a_file_that_the_disk_does_not_take_is_the_reason(workshop: Workshop, tmp_path: Path) -> None:
+    """OpenVINO says "iostream error", and has deleted the file by then; the disk is asked again."""
+    most, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    checkpoint = workshop.checkpoint("llama", QFormat.INT8_WO)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*openvino_model\.bin'"):
+            OpenVinoEngine().build(checkpoint, LIMITS, tmp_path, SilentProgress())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    assert not list(tmp_path.glob("*.bin"))
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,8 @@ def client(served: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> It
 def chat(client: Any, **given: Any) -> Any:
     messages = [{"role": "user", "content": "The capital of"}]
     return client.chat.completions.create(
-        model="tiny_gemma", messages=messages, tools=TOOLS, max_tokens=200, temperature=0,
-        frequency_penalty=2, **given,
+        model="tiny_gemma", messages=messages, tools=TOOLS, temperature=0, frequency_penalty=2,
+        **{"max_tokens": 200, **given},
     )  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def test_a_streamed_call_comes_whole(client: Any) -> None:
 
 
 def test_several_calls_come_where_the_client_says_so(client: Any) -> None:
-    """The model would rather not end the list; one that is cut after 200 tokens has the calls that are whole."""
+    """The model would rather not end the list; an answer that is cut after 200 tokens may cut the last call."""
     words = json.loads((BUNDLED / "models" / "tiny_gemma" / "tokenizer.json").read_text())["model"]["vocab"]
     endless = {str(number): -100 for word, number in words.items() if "]" in word or word == "<0x5D>"}
     asked = {"tool_choice": "required", "parallel_tool_calls": True, "logit_bias": endless}
@@ -78,7 +78,28 @@ def test_several_calls_come_where_the_client_says_so(client: Any) -> None:
             calls = chat(client, **asked).choices[0].message.tool_calls
         assert len(calls) > 1
         assert len({call.id for call in calls}) == len(calls)
-        assert all(json.loads(call.function.arguments)["city"] in ("Ulm", "Bonn") for call in calls)
+        assert all(json.loads(call.function.arguments)["city"] in ("Ulm", "Bonn") for call in calls[:-1])
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_call_that_is_cut_has_the_arguments_so_far(client: Any, choice: object) -> None:
+    """As OpenAI and vLLM (a named tool) answer; the client reads from the reason that they are not complete."""
+    whole = chat(client, tool_choice=choice)
+    (call,) = whole.choices[0].message.tool_calls
+    most = whole.usage.completion_tokens - 2
+    cut = chat(client, tool_choice=choice, max_tokens=most).choices[0]
+    (part,) = cut.message.tool_calls
+    assert (cut.message.content, cut.finish_reason, part.function.name) == (None, "length", call.function.name)
+    assert call.function.arguments.startswith(part.function.arguments)
+    chunks = [chunk.choices[0] for chunk in chat(client, tool_choice=choice, stream=True, max_tokens=most)]
+    (streamed,) = [call for chunk in chunks for call in chunk.delta.tool_calls or ()]
+    assert (streamed.function.arguments, chunks[-1].finish_reason) == (part.function.arguments, "length")
+    tools = [{"type": "function", "strict": False, **tool["function"]} for tool in TOOLS]
+    named = choice if isinstance(choice, str) else {"type": "function", "name": "trains"}
+    asked = {"model": "tiny_gemma", "input": "The capital of", "temperature": 0, "max_output_tokens": most}
+    answer = client.responses.create(**asked, tools=tools, tool_choice=named)
+    (item,) = answer.output
+    assert (answer.status, item.type, item.status) == ("incomplete", "function_call", "incomplete")
 
 
 def test_the_examples_of_the_docs_work_as_they_stand(served: TritonServer) -> None:

@@ -199,6 +199,13 @@ def test_a_broken_call_is_text(stand: Stand) -> None:
     assert choice.finish_reason == "stop"
 
 
+def test_a_call_that_is_cut_has_the_arguments_so_far(stand: Stand) -> None:
+    text = CALLS.partition('"}')[0]
+    (choice,) = stand.chat(text, tools=TOOLS, max_completion_tokens=len(stand.ids(text))).choices
+    (call,) = choice.message.tool_calls
+    assert (call.function.arguments, choice.message.content, choice.finish_reason) == ('{"city": "Ulm', None, "length")
+
+
 def test_thoughts_are_counted(stand: Stand) -> None:
     thought = len(stand.ids("2 + 2? Simple."))
     usage = stand.chat(THINKS + ANSWERS).usage

@@ -111,9 +111,15 @@ def test_an_adapter_answers_by_its_id(client) -> None:
     assert text(complete(client, max_tokens=3)) == " a b c"
     assert text(complete(client, max_tokens=3, lora_task_id=1)) == " b c a"
     first = chat(client, max_tokens=1).choices[0].message.content
+    asked = {"model": "echo", "input": "hi", "max_output_tokens": 3, "temperature": 0}
+    response = client.responses.create(**asked, extra_body={"lora_task_id": 1})
+    assert response.output_text not in ("", client.responses.create(**asked).output_text)
+    assert response.output[0].status == response.status == "incomplete"
     assert chat(client, max_tokens=1, lora_task_id=1).choices[0].message.content not in ("", first)
     with pytest.raises(openai.BadRequestError, match="lora_task_id: Input should be greater than or equal to 0"):
         complete(client, lora_task_id=-1)
+    with pytest.raises(openai.BadRequestError, match="lora_task_id: Input should be greater than or equal to 0"):
+        client.responses.create(**asked, extra_body={"lora_task_id": -1})
 
 
 def test_nothing_ends_an_answer_before_its_least_length(client) -> None:

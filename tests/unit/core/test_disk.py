@@ -3,6 +3,8 @@
 import errno
 import logging
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from pipelines.sweep.cells import SweepCell
     [
         (errno.ENOSPC, "Stage x stopped: the disk of /dev/x is full. Free some space"),
         (errno.EDQUOT, "Stage x stopped: the disk of /dev/x is full."),
+        (errno.EFBIG, "Stage x stopped: /dev/x would be larger than a file may be here. `ulimit -f` shows the limit"),
         (errno.EROFS, "Stage x stopped: no permission to write /dev/x."),
         (errno.EIO, r"Stage x stopped: the disk of /dev/x fails: input/output error (EIO)."),
         (errno.ENOTCONN, "Stage x stopped: the file system of /dev/x is gone (Transport endpoint is not connected)."),
@@ -37,6 +40,16 @@ def test_an_error_without_a_file_names_the_store():
 
 def test_native_libraries_are_understood_by_their_text():
     assert "is full" in str(disk_error(RuntimeError("write: No space left on device"), "Stage x", Path("/s")))
+
+
+def test_the_reason_of_a_library_that_has_none_is_asked_of_the_disk(tmp_path):
+    """In a process of its own, whose files may have 4 KiB."""
+    file = tmp_path / "weights.bin"
+    ask = f"import pathlib as p; from pipelines.host.disk import why_not_written as w; print(w(p.Path('{file}'), 8192))"
+    for limit, said in ((4, "[Errno 27] File too large: "), ("unlimited", "None")):
+        shell = f'ulimit -f {limit}; exec {sys.executable} -Bc "{ask}"'
+        assert subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout.startswith(said)
+        assert not file.exists()
 
 
 def test_other_errors_and_our_own_stay_as_they_are():

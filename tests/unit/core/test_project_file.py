@@ -107,8 +107,12 @@ def test_another_file_by_name_also_for_the_processes_it_starts(project, capsys):
         ("build:\n  max_batch_sizes: 3\n", r"pipelines.yaml: build.max_batch_sizes is not a known key"),
         ("bild:\n  max_batch_size: 3\n", r"pipelines.yaml: bild.* is not a known key"),
         ("- build\n", r"is \['build'\], not a mapping of groups"),
+        (
+            "colour:\n  x: 3\n",
+            r"pipelines.yaml: colour is not a known key\. .*`trtllm-pipelines config` prints all groups",
+        ),
+        ("build:\n  tp_size: 1\nbuild:\n  pp_size: 1\n", r"cannot be read: it has 'build' twice, again in line 3\.$"),
         ("build: [\n", r"pipelines.yaml' cannot be read: .*line 2"),
-        ("build: {}\nbuild: {}\n", r"pipelines.yaml' cannot be read"),
     ],
 )
 def test_faults_name_the_file(project, text, message):

@@ -110,14 +110,14 @@ def test_a_call_and_an_answer_are_never_the_same_text() -> None:
 def test_guided_answers_are_calls_or_text(text: str, shown: str, names: list[str]) -> None:
     found = ToolFilter(ToolForm.GUIDED)
     pushed = "".join(map(found.push, text))
-    rest, calls = found.rest()
+    rest, calls = found.rest(cut=False)
     assert (pushed + rest, [each.name for each in calls]) == (shown, names)
 
 
 def test_one_call_at_most() -> None:
     found = ToolFilter(ToolForm.HERMES, one=True)
     found.push(f"<tool_call>{call('a', '{}')}</tool_call><tool_call>{call('b', '{}')}</tool_call>")
-    assert [each.name for each in found.rest()[1]] == ["a"]
+    assert [each.name for each in found.rest(cut=False)[1]] == ["a"]
 
 
 def test_structured_outputs_are_guides_or_refused_by_name() -> None:
@@ -201,7 +201,7 @@ def test_where_one_call_is_wanted_the_first_is_the_last(form: ToolForm, size: in
         several.push(text[at : at + size])
     assert (one.done, several.done) == (True, False)
     one.push(NEXT[form])
-    rest, (only,) = one.rest()
+    rest, (only,) = one.rest(cut=False)
     assert (rest, only.name, json.loads(only.arguments)) == ("", "f", {"a": {"b": "}]</x>"}})
 
 
@@ -211,16 +211,16 @@ def test_what_is_no_call_does_not_end_an_answer(text: str) -> None:
         one = ToolFilter(form, one=True)
         shown = one.push(text)
         assert not one.done
-        assert shown + one.rest()[0] == text
+        assert shown + one.rest(cut=False)[0] == text
 
 
 def test_several_calls_may_be_forced() -> None:
-    """Only where the client says so; a list that was cut has the calls that are complete."""
+    """Only where the client says so; of a list that was cut, a call counts from its arguments on."""
     schema = call_schema([tool("save", {"enum": ["Elb"]}), tool("load", {"enum": ["Rhine"]})], several=True)
     save, load = call("save", '{"r":"Elb"}'), call("load", '{"r":"Rhine"}')
     for text, right in ((f"[{save}]", True), (f"[{save},{load},{save}]", True), ("[]", False), (save, False)):
         assert allows(schema, text) is right, text
     listed = ToolFilter(ToolForm.GUIDED_LIST)
     assert listed.push(f"[{save}, {load}, {save[:20]}") == ""
-    rest, calls = listed.rest()
+    rest, calls = listed.rest(cut=True)
     assert (rest, [each.name for each in calls]) == ("", ["save", "load"])

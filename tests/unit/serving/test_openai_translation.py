@@ -21,6 +21,7 @@ from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.responses import ResponseRequest, in_its_words
 from pipelines.serving.openai.schema import ChatRequest, CompletionRequest
 from pipelines.serving.openai.tokenizer import ServedTokenizer, TextStream
+from pipelines.serving.openai.tools import ToolFilter, ToolForm
 from pipelines.serving.repository import ModelRepository
 from pipelines.settings.model import BUNDLED
 from tests.conftest import ROOT
@@ -30,6 +31,7 @@ GEMMA = ServedTokenizer(BUNDLED / "models" / "tiny_gemma", adds_special=True)
 REPOSITORY = ModelRepository(Path("repository"), (), "m", gpu=False, world_size=1)
 ENGINE = ServedEngine(GEMMA, REPOSITORY)
 END = 1
+F, G = '{"name": "f", "arguments":', '{"name": "g", "parameters":'
 
 
 def engine_that(**facts: Any) -> ServedEngine:
@@ -322,3 +324,35 @@ def test_a_scored_prompt_is_asked_for_with_nothing_that_changes_tokens(name: str
     with pytest.raises(ApiError, match=f"'{name}' = .* is not supported here. With echo and logprobs") as refused:
         CompletionRequest(**{**scored, "temperature": 0, name: value}).refuse_unsupported()
     assert refused.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "calls"),
+    [
+        (ToolForm.GUIDED, f'{F} {{"city": "U', [("f", '{"city": "U')]),
+        (ToolForm.GUIDED, F, [("f", "")]),
+        (ToolForm.GUIDED, '{"name": "f", "arg', []),
+        (ToolForm.GUIDED_LIST, f'[{F} {{}}}}, {G} {{"a', [("f", "{}"), ("g", '{"a')]),
+        (ToolForm.GUIDED_LIST, f'[{F} {{}}}}, {{"na', [("f", "{}")]),
+        (
+            ToolForm.HERMES,
+            f'<tool_call>\n{F} {{"a": 1}}}}\n</tool_call>\n<tool_call>{G} {{',
+            [("f", '{"a": 1}'), ("g", "{")],
+        ),
+        (ToolForm.MISTRAL, f'[TOOL_CALLS] [{F} {{"a": [', [("f", '{"a": [')]),
+        (ToolForm.JSON, f'<|python_tag|>{F} {{}}}}; {G} {{"b": ";', [("f", "{}"), ("g", '{"b": ";')]),
+        (ToolForm.HERMES, "<tool_call> words", []),
+    ],
+)
+def test_a_cut_answer_calls_with_the_arguments_so_far(form: ToolForm, text: str, calls: list[tuple[str, str]]) -> None:
+    held = ToolFilter(form)
+    shown = held.push(text)
+    rest, found = held.rest(cut=True)
+    assert [(call.name, call.arguments) for call in found] == calls
+    assert shown + rest == ("" if calls else text)
+
+
+def test_an_answer_that_ends_with_a_broken_call_is_text() -> None:
+    held = ToolFilter(ToolForm.GUIDED)
+    text = '{"name": "f", "arguments": {"city": "U'
+    assert (held.push(text), held.rest(cut=False)) == ("", (text, ()))
