@@ -96,6 +96,7 @@ class Retraced:
         plain, factor = table[list(tokens)], 1.0
         if FAMILIES[config.architecture].scales_embedding:
             factor = float(np.array(config.hidden_size**0.5).astype(numpy_dtype(_DTYPES[config.dtype])))
+        factor *= float(self._grows("embedding_multiplier"))
         actual = steps["model.embed_tokens"]
         right, how = plain * np.float32(factor), f"it is multiplied by {factor:.4g}"
         yield Step(
@@ -120,9 +121,10 @@ class Retraced:
         table = (
             dequantize(self._checkpoint, name) if own else self._checkpoint.tensor(f"{name}.weight").astype(np.float32)
         )
-        hidden = steps.get("lm_head.input", steps["model.norm"])
+        grown = steps["model.norm"] * self._grows("output_multiplier_scale")
+        hidden = steps.get("lm_head.input", grown)
         if "lm_head.input" in steps:
-            yield self._input(None, "lm_head", "lm_head", steps["model.norm"], steps)
+            yield self._input(None, "lm_head", "lm_head", grown, steps)
         yield Step(
             "lm_head", None, f"{name}.weight", steps["logits"], hidden @ table.T, EXACT,
             lambda: arithmetic.scale_cause(steps["logits"], hidden @ table.T, "the logit", "the head is another one"),
@@ -135,15 +137,19 @@ class Retraced:
         normed = steps[f"{here}.input_layernorm"]
         yield self._norm(number, f"{here}.input_layernorm", f"{ours}.input_layernorm", steps[before], normed)
         yield from self._attention(steps, number, normed)
-        attended = _last(steps, f"{here}.self_attn.o_proj")
+        growth = self._grows("residual_multiplier")
+        attended = _last(steps, f"{here}.self_attn.o_proj") * growth
         middle = steps[f"{here}.attention_residual"]
         yield _sum(number, f"{here}.attention_residual", steps[before], attended, middle)
         normed = steps[f"{here}.post_attention_layernorm"]
         yield self._norm(number, f"{here}.post_attention_layernorm", f"{ours}.post_layernorm", middle, normed)
         yield from self._mlp(steps, number, normed)
-        yield _sum(
-            number, f"{here}.mlp_residual", middle, _last(steps, f"{here}.mlp.down_proj"), steps[f"{here}.mlp_residual"]
-        )
+        added = _last(steps, f"{here}.mlp.down_proj") * growth
+        yield _sum(number, f"{here}.mlp_residual", middle, added, steps[f"{here}.mlp_residual"])
+
+    def _grows(self, multiplier: str) -> np.float32:
+        """Return a multiplier of the checkpoint (Granite); 1 where it has none."""
+        return np.float32(self._config.raw.get(multiplier, 1.0))
 
     def _attention(self, steps: Steps, number: int, normed: Array) -> Iterator[Step]:
         config, here = self._config, f"model.layers.{number}.self_attn"
@@ -173,8 +179,9 @@ class Retraced:
             yield from self._kv(steps, number, {"k": keys, "v": values})
             keys, values = steps[f"{here}.k_rounded"], steps[f"{here}.v_rounded"]
         rotated, actual = steps[f"{here}.q_rotated"], steps[f"{here}.attention"]
+        scale = float(self._grows("attention_multiplier")) * config.head_size**-0.5
         yield Step(
-            f"{here}.attention", number, "attention", actual, arithmetic.attend(rotated, keys, values), EXACT,
+            f"{here}.attention", number, "attention", actual, arithmetic.attend(rotated, keys, values, scale), EXACT,
             lambda: arithmetic.attention_cause(actual, rotated, keys, values, config.hidden_size),
         )  # fmt: skip
         merged = actual.transpose(1, 0, 2).reshape(normed.shape[0], -1)

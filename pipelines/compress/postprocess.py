@@ -15,7 +15,7 @@ from typing import Any
 from pipelines.checkpoint.config_json import LAYERS_FILE, MIXED, Quantization
 from pipelines.checkpoint.tensors import read_header
 from pipelines.compress.specs import QuantSpec
-from pipelines.domain.families import FAMILIES, settled
+from pipelines.domain.families import FAMILIES, MULTIPLIERS, Architecture, settled
 from pipelines.domain.formats import FORMATS, KvFormat
 from pipelines.domain.rotary import long_rope, rope_base, rope_scaling
 
@@ -97,7 +97,19 @@ def corrected(exported: Mapping[str, Any], hf_config: Mapping[str, Any], spec: Q
     }
     if family.qwen_type:
         config |= {"qwen_type": hf_config["model_type"], "seq_length": QWEN_SEQ_LENGTH}
+    if family.architecture == Architecture.GRANITE:
+        config |= _multipliers(family.settled(hf_config), config["head_size"])
     return config | _rotary(hf_config)
+
+
+def _multipliers(hf_config: Mapping[str, Any], head_size: int) -> dict[str, float]:
+    """Return Granite's multipliers in TensorRT-LLM's terms, where that of attention is beside 1 / sqrt(head size).
+
+    Source: `models/llama/config.py`, `models/llama/model.py` (q_scaling).
+    """
+    embedding, attention, residual, logits = (float(hf_config[key]) for key in MULTIPLIERS)
+    own = {"embedding_multiplier": embedding, "attention_multiplier": attention * head_size**0.5}
+    return own | {"residual_multiplier": residual, "output_multiplier_scale": 1 / logits}
 
 
 def _activation(name: str) -> str:

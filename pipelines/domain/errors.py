@@ -246,6 +246,8 @@ REALS: Mapping[str, tuple[float, float]] = {
     "original_max_position_embeddings": (0.0, LARGEST),
     "rope_local_base_freq": (0.0, 1e12),
     **dict.fromkeys(("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"), (0.0, 1e6)),
+    **dict.fromkeys(("embedding_multiplier", "attention_multiplier", "residual_multiplier"), (0.0, 1e6)),
+    "logits_scaling": (0.0, 1e6),
 }
 """Numbers that an engine computes with: they must be above the first and at most the second."""
 ROPE_REALS: Mapping[str, tuple[float, float]] = {

@@ -21,6 +21,7 @@ class Architecture(StrEnum):
     GEMMA2 = "Gemma2ForCausalLM"
     GEMMA3 = "Gemma3ForCausalLM"
     GPT_OSS = "GptOssForCausalLM"
+    GRANITE = "GraniteForCausalLM"
     LLAMA = "LlamaForCausalLM"
     MISTRAL = "MistralForCausalLM"
     MIXTRAL = "MixtralForCausalLM"
@@ -159,6 +160,8 @@ _GEMMA = {"head_dim": 256, "tie_word_embeddings": True, "attention_bias": False}
 _GELU = "gelu_pytorch_tanh"
 SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 """Of the logits of attention and of the model: c tanh(logit / c)."""
+MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+"""Granite's: embeddings, logits of attention and what is added to the residual grow, logits are divided."""
 _GEMMA_2_ON = {"query_pre_attn_scalar": 256, **dict.fromkeys(SOFT_CAPS)}
 _WINDOWS_OF_QWEN = {
     "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None,
@@ -259,6 +262,16 @@ _ROWS = (
         | {"head_dim": 64, "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5}
         | {"num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128, "layer_types": None}
         | {"attention_bias": True, "rope_theta": 150000.0, "rope_parameters": _YARN_OF_GPT_OSS},
+    ),
+    Family(
+        name="granite",
+        title="Granite",
+        architecture=Architecture.GRANITE,
+        modelopt_type="llama",
+        cpu_engine=True,
+        defaults=_ALL
+        | {"max_position_embeddings": 2048, "attention_bias": False, "mlp_bias": False}
+        | dict.fromkeys(MULTIPLIERS, 1.0),
     ),
     Family(
         name="llama",
@@ -436,7 +449,6 @@ SIZED: dict[str, SizedFamily] = {
         llm_api=True,
     ),
     "GlmForCausalLM": SizedFamily(_HEADS_OF_128),
-    "GraniteForCausalLM": SizedFamily({"max_position_embeddings": 2048}),
     "InternLM3ForCausalLM": SizedFamily(),
     "Llama4ForCausalLM": _LLAMA_4,
     "Llama4ForConditionalGeneration": _LLAMA_4,

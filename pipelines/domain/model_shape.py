@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pipelines.domain.errors import ConfigNumbers, UserError, shown
-from pipelines.domain.families import FAMILIES, SIZED, SOFT_CAPS, Architecture, Family, SizedFamily
+from pipelines.domain.families import FAMILIES, MULTIPLIERS, SIZED, SOFT_CAPS, Architecture, Family, SizedFamily
 from pipelines.domain.language_model import whole
 from pipelines.domain.mixture_layers import Latent, mixture_layers
 from pipelines.domain.rotary import LAYER_TYPES, Rotary, check_rope
@@ -341,7 +341,7 @@ def _check_stated(read: ConfigNumbers, family: Family) -> None:
         value = config.get(key, usual)
         if value is None and usual is not None and key not in (*family.nulls, "rope_theta"):
             read.fault(f"has {key}=null, which {title} does not take.", f"Leave it out to have {str(usual).lower()}.")
-        elif isinstance(usual, float) and type(value) is int and not key.startswith("rope_"):
+        elif isinstance(usual, float) and type(value) is int and not key.startswith("rope_") and key not in MULTIPLIERS:
             read.fault(f"has {key}={value}.", "It must be written as a fraction, e.g. 1e-06.")
     name = "dtype" if config.get("dtype") is not None else "torch_dtype"
     if (dtype := config.get(name)) is not None and dtype not in DTYPES:

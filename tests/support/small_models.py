@@ -21,6 +21,10 @@ MODELS = BUNDLED / "models"
 TRAINED = MODELS / "tiny_llama"
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "granite": (
+        "Granite",
+        {"embedding_multiplier": 1.25, "residual_multiplier": 0.75, "attention_multiplier": 0.1, "logits_scaling": 2.0},
+    ),
     "mistral": ("Mistral", {"sliding_window": None}),
     "qwen2": ("Qwen2", {}),
     "qwen2_tied": ("Qwen2", {"tie_word_embeddings": True}),

@@ -160,11 +160,14 @@ class GraphBuilder:
             stored = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}[self._config.dtype]
             normalizer = np.array(self._config.hidden_size**0.5).astype(numpy_dtype(stored))
             hidden = op.multiply(hidden, normalizer.astype(np.float32))
-        hidden = named(hidden, "model.embed_tokens")
+        hidden = named(self._grown(hidden, "embedding_multiplier"), "model.embed_tokens")
         for layer in range(self._config.num_hidden_layers):
             hidden = self._decoder_layer(layer, hidden, windowed if windows[layer] else shared)
             self._layer_done(1)
         hidden = self._norm("transformer.ln_f", "model.norm", hidden)
+        hidden = self._grown(
+            hidden, "output_multiplier_scale"
+        )  # before the head, which openvino_genai looks for at the end
         logits = named(op.result(self._head(embedding, hidden)), "logits")
         logits.get_output_tensor(0).set_names({"logits"})
         inputs = [ids, attention_mask, position_ids, beam_idx]
@@ -193,10 +196,12 @@ class GraphBuilder:
         before_mlp, after_mlp = FAMILIES[self._config.architecture].more_norms or ("", "")
         if after_mlp:  # Gemma 3 also normalizes the outputs added to the residual
             attended = norm(attended, *after)
+        attended = self._grown(attended, "residual_multiplier")
         hidden = named(op.add(hidden, attended), f"{theirs}.attention_residual")
         added = mlp(ours, theirs, norm(hidden, *((before_mlp, before_mlp) if before_mlp else after)))
         if after_mlp:
             added = norm(added, after_mlp, after_mlp)
+        added = self._grown(added, "residual_multiplier")
         return named(op.add(hidden, added), f"{theirs}.mlp_residual")
 
     def _mlp(self, ours: str, theirs: str, normed: ov.Node) -> ov.Node:
@@ -263,7 +268,8 @@ class GraphBuilder:
         k = self._cached(f"past_key_values.{layer}.keypresent.{layer}.key", f"{theirs}.k", k, shared)
         v = self._cached(f"past_key_values.{layer}.valuepresent.{layer}.value", f"{theirs}.v", v, shared)
         k, v = named(self._repeated(k), f"{theirs}.k_repeated"), named(self._repeated(v), f"{theirs}.v_repeated")
-        scale = op.constant(np.float32((config.raw.get("query_pre_attn_scalar") or config.head_size) ** -0.5))
+        growth = config.raw.get("attention_multiplier", 1.0)
+        scale = op.constant(np.float32(growth * (config.raw.get("query_pre_attn_scalar") or config.head_size) ** -0.5))
         attended = named(self._attended(ours, q, k, v, shared.mask, scale), f"{theirs}.attention")
         merged = op.transpose(attended, np.array([0, 2, 1, 3], dtype=np.int64))
         merged = op.reshape(merged, np.array([0, 0, q_rows], dtype=np.int64), special_zero=True)
@@ -314,6 +320,11 @@ class GraphBuilder:
         root = op.sqrt(op.add(squares, np.float32(self._config.norm_epsilon)))
         normed = op.multiply(x, op.divide(np.float32(1), root))
         return named(op.multiply(normed, self._store.float32(f"{module}.weight")), name)
+
+    def _grown(self, x: ov.Node, multiplier: str) -> ov.Node:
+        """Multiply by a number of the checkpoint, where it has one (Granite)."""
+        factor = self._config.raw.get(multiplier, 1.0)
+        return x if factor == 1 else op.multiply(x, np.float32(factor))
 
     def _rotary(self, position_ids: ov.Node, name: str, *, local: bool = False) -> tuple[ov.Node, ov.Node]:
         frequencies = op.constant(inverse_frequencies(self._config, local=local).reshape(1, 1, -1))

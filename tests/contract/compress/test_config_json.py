@@ -139,6 +139,10 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
             **OF_128K,
         },
     ),
+    "granite": (
+        "GraniteForCausalLM",
+        {"logits_scaling": 8, "embedding_multiplier": 12, "attention_multiplier": 0.015625, "attention_bias": True},
+    ),
     "llama with another family's local base": (
         LLAMA, {"rope_parameters": {**LLAMA3, "rope_theta": 5e5}, "rope_local_base_freq": 5e3},
     ),
@@ -334,6 +338,7 @@ def test_defaults_of_sized_families_are_those_of_transformers():
         (QWEN3, {"use_sliding_window": None}, "use_sliding_window=null"),
         (QWEN2, {"max_window_layers": None}, "max_window_layers=null"),
         (GEMMA2, {"sliding_window": None}, "sliding_window=null"),
+        ("GraniteForCausalLM", {"logits_scaling": 0}, "logits_scaling=0"),
         (GEMMA3, {"hidden_activation": None}, "hidden_activation=null"),
         (LLAMA, {"rms_norm_eps": None}, "rms_norm_eps=null"),
         (LLAMA, {"rms_norm_eps": 1}, "rms_norm_eps=1"),

@@ -26,7 +26,7 @@ torch = pytest.importorskip("torch")
 
 MIXTURES = ("gpt_oss", "mixtral", "qwen3_moe")
 BY_TENSOR = ("gemma3", "phi3", *MIXTURES)
-KINDS = ("mistral", "phi3_longrope", "qwen2", "qwen2_tied", "qwen2_yarn", "qwen", *BY_TENSOR)
+KINDS = ("granite", "mistral", "phi3_longrope", "qwen2", "qwen2_tied", "qwen2_yarn", "qwen", *BY_TENSOR)
 FORMATS = (
     QFormat.NONE, QFormat.FP8, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.W4A8_AWQ, QFormat.INT8_WO, QFormat.INT4_WO
 )  # fmt: skip
@@ -40,6 +40,7 @@ FLIPPED = 0.016
     [
         *((kind, qformat) for kind in ("qwen2", "qwen") for qformat in FORMATS),
         *(("mistral", qformat) for qformat in (QFormat.NONE, QFormat.INT8_SQ, QFormat.INT4_WO)),
+        *(("granite", qformat) for qformat in (QFormat.NONE, QFormat.INT8_SQ, QFormat.W4A8_AWQ)),
         *(("qwen2_tied", qformat) for qformat in (QFormat.NONE, QFormat.INT4_AWQ, QFormat.INT8_WO)),
         *(("qwen2_yarn", qformat) for qformat in (QFormat.NONE, QFormat.FP8, QFormat.W4A8_AWQ)),
         *(
@@ -118,7 +119,8 @@ def test_paged_attention_has_the_windows(kind: str, windows: list[int], workshop
 @pytest.mark.parametrize(
     ("kind", "qformat"),
     [
-        *((kind, QFormat.FP8) for kind in ("mistral", "qwen2", "qwen2_yarn", "qwen")),
+        *((kind, QFormat.FP8) for kind in ("granite", "mistral", "qwen2", "qwen2_yarn", "qwen")),
+        ("granite", QFormat.INT4_AWQ),
         ("mistral", QFormat.INT8_SQ),
         ("qwen2", QFormat.INT8_SQ),
         ("qwen2", QFormat.INT4_AWQ),

@@ -51,6 +51,17 @@ def test_the_activation_has_the_name_that_trtllm_build_fuses(theirs, ours) -> No
     assert corrected({**exported(), "hidden_act": theirs}, HF, quant_spec(QFormat.FP8))["hidden_act"] == ours
 
 
+def test_granites_multipliers_have_tensorrt_llms_names() -> None:
+    """Source: models/llama/config.py; logits of attention are divided by q_scaling sqrt(64), q_scaling = 1 / 0.125."""
+    own = {"embedding_multiplier": 12, "attention_multiplier": 0.015625, "residual_multiplier": 0.22}
+    hf = HF | own | {"architectures": ["GraniteForCausalLM"], "model_type": "granite", "logits_scaling": 8}
+    config = corrected({**exported(), "head_size": 64}, hf, quant_spec(QFormat.FP8))
+    assert {key: config[key] for key in (*own, "output_multiplier_scale")} == {
+        "embedding_multiplier": 12, "attention_multiplier": 0.125, "residual_multiplier": 0.22,
+        "output_multiplier_scale": 0.125,
+    }  # fmt: skip
+
+
 def test_unknown_keys_go_and_excluded_modules_are_sorted() -> None:
     """A set's order changes from run to run; TensorRT-LLM refuses unknown keys."""
     config = corrected(exported(exclude_modules=["router", "lm_head"], novel=1), HF, quant_spec(QFormat.FP8))
