@@ -1,12 +1,15 @@
 """Measure the OpenAI service on the CPU engine beside llama.cpp's server, in turns, with the project's load generator.
 
     python -m scripts.measure_beside_llamacpp WORK_FOLDER [--loads 16x128@1 360x1@1 ...] [--rounds 2] [--seconds 6]
-        [--size 1024x20] [--heads checkpoint int8] [--vllm PYTHON] [--quick] [--memory] [-o KEY=VALUE ...]
+        [--size 1024x20] [--heads checkpoint int8] [--llama-server BINARY] [--vllm PYTHON] [--quick] [--memory]
+        [-o KEY=VALUE ...]
 
 The model is a random Llama (1,024 x 20: 322 million parameters) with a tokenizer of 32,000 words, so every token has
 text. Ours is `int4_rtn` (groups of 128), with each of the heads that --heads names (`engine.openvino.head_precision`);
 llama.cpp's is Q4_0 with its head and its KV cache in f16, from the package xllamacpp, which is installed into
-WORK_FOLDER. --vllm names the Python of an environment with vLLM for CPUs, which is measured too: linears in INT4
+WORK_FOLDER and has no code for more than AVX2; --llama-server names a server that was compiled for the processor, say
+from the sources in the package llama-cpp-python. On a processor with more, scripts/only_avx2.sh holds both sides to
+AVX2. --vllm names the Python of an environment with vLLM for CPUs, which is measured too: linears in INT4
 (GPTQ's layout, groups of 128), embedding, head and KV cache in bf16. All hold 32 requests of 512 tokens, compute at
 most 512 tokens at a time with as many threads as there are cores, and keep no prompts for later ones. A load is
 ISLxOSL@USERS; --memory fills all 32 slots and prints the resident memory of the process that computes. -o sets
@@ -50,16 +53,15 @@ FULL = "380x128@32"
 """Fills every slot."""
 LLAMA_CPP = """
 import sys, xllamacpp
-model, threads, slots, tokens, batch = sys.argv[1], *map(int, sys.argv[2:])
+model, port, threads, slots, tokens, batch = sys.argv[1], *map(int, sys.argv[2:])
 params = xllamacpp.CommonParams()
-params.model.path, params.port, params.warmup = model, 0, True
+params.model.path, params.port, params.warmup = model, port, True
 params.n_parallel, params.n_ctx, params.kv_unified = slots, slots * tokens, False
 params.n_batch = params.n_ubatch = batch
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
 params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F16
 params.cache_prompt, params.cache_ram_mib, params.n_predict = False, 0, -1
 server = xllamacpp.Server(params)
-print("listening", server.listening_address, flush=True)
 sys.stdin.read()
 """
 
@@ -215,19 +217,26 @@ def ours(engine: Path, model: Path, options: dict[str, str]) -> Iterator[Served]
 
 
 @contextmanager
-def llama_cpp(packages: Path, file: Path, log: Path) -> Iterator[Served]:
-    """Serve with llama.cpp."""
-    words = [sys.executable, "-c", LLAMA_CPP, file, psutil.cpu_count(logical=False), SLOTS, SLOT_TOKENS, BATCH]
-    with log.open("w") as errors, subprocess.Popen(
-        [str(word) for word in words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-        env={"PYTHONPATH": str(packages)},
+def llama_cpp(packages: Path, binary: str | None, file: Path, log: Path) -> Iterator[Served]:
+    """Serve with llama.cpp: with its own server if a binary is given, else with xllamacpp's."""
+    threads = psutil.cpu_count(logical=False)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [
+        binary, "--model", file, "--port", port, "--threads", threads, "--parallel", SLOTS, "--no-kv-unified",
+        "--ctx-size", SLOTS * SLOT_TOKENS, "--batch-size", BATCH, "--ubatch-size", BATCH,
+        "--no-cache-prompt", "--cache-ram", 0,
+    ] if binary else [sys.executable, "-c", LLAMA_CPP, file, port, threads, SLOTS, SLOT_TOKENS, BATCH]  # fmt: skip
+    with log.open("w") as output, subprocess.Popen(
+        [str(word) for word in words], stdin=subprocess.PIPE, stdout=output, stderr=output,
+        env={**os.environ, "PYTHONPATH": str(packages)},
     ) as process:  # fmt: skip
-        assert process.stdout is not None
-        address = next((line.split()[1] for line in process.stdout if line.startswith("listening ")), None)
-        if address is None:
-            raise SystemExit(f"llama.cpp's server did not start; see {log}")
         try:
-            yield Served(f"{address.rstrip('/')}/v1", psutil.Process(process.pid))
+            while "listening on" not in log.read_text():
+                if process.poll() is not None:
+                    raise SystemExit(f"llama.cpp's server did not start; see {log}")
+                time.sleep(0.1)
+            yield Served(f"http://127.0.0.1:{port}/v1", psutil.Process(process.pid))
         finally:
             process.kill()
 
@@ -248,7 +257,7 @@ def vllm(python: str, model: Path, log: Path) -> Iterator[Served]:
     own = {
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{psutil.cpu_count() - 1}",
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{(psutil.cpu_count() or 1) - 1}",
     }
     log.unlink(missing_ok=True)
     process = SupervisedProcess(
@@ -314,6 +323,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6)
     parser.add_argument("--size", default="1024x20", help="hidden size x layers")
     parser.add_argument("--heads", nargs="*", choices=("checkpoint", "int8"), default=["checkpoint"])
+    parser.add_argument("--llama-server", metavar="BINARY")
     parser.add_argument("--vllm", metavar="PYTHON")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--memory", action="store_true")
@@ -342,7 +352,9 @@ def main() -> None:
             if not folder.is_dir():
                 write_gptq(model, folder)
             sides["vLLM"] = stack.enter_context(vllm(options.vllm, folder, work / "vllm.log"))
-        sides["llama.cpp"] = stack.enter_context(llama_cpp(packages, file, work / "llama_cpp.log"))
+        sides["llama.cpp"] = stack.enter_context(
+            llama_cpp(packages, options.llama_server, file, work / "llama_cpp.log")
+        )
         measure(sides, model, options)
 
 
