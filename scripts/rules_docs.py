@@ -9,9 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.families import BUILT, FAMILIES
@@ -24,10 +22,8 @@ from pipelines.plan.deployment import Deployment
 from pipelines.plan.user_inputs import UserInputs
 from pipelines.rules.record import BrokenRule, DeploymentFacts, Rule, Severity
 from pipelines.rules.rulebook import RULES, check
-from pipelines.settings.by_hydra import compose_config, to_raw
-from pipelines.settings.groups import CONF
+from pipelines.settings.compose import load
 from pipelines.settings.paths import PROJECT_ROOT
-from pipelines.settings.root import validate
 
 PAGE = PROJECT_ROOT / "docs" / "rules.md"
 GENERATIONS = {
@@ -50,104 +46,55 @@ class Feature:
     """One row of the feature table.
 
     Attributes:
-        title: heading of the row, as the override is written on the command line.
-        files: group -> file under conf/ that is added to the configuration.
-        values: settings that these files leave open.
+        words: heading of the row, as the overrides are written on the command line.
+        more: overrides that these leave open.
     """
 
-    title: str
-    files: Mapping[str, str] = field(default_factory=dict)
-    values: Mapping[str, Any] = field(default_factory=dict)
+    words: str
+    more: tuple[str, ...] = ()
+
+    @property
+    def groups(self) -> set[str]:
+        """Groups for which it chooses."""
+        return {word.partition("=")[0] for word in self.words.split()}
 
 
-FP8_BOTH: dict[str, Any] = {"quant": {"qformat": "fp8"}, "kv_cache": {"dtype": "fp8"}}
-INT8_KV: dict[str, Any] = {"kv_cache": {"dtype": "int8", "enable_block_reuse": False}}
-HEADS: dict[str, Any] = {"speculative": {"heads_path": "/heads"}}
+HEADS = ("speculative.heads_path=/heads",)
+DRAFT = ("model@speculative.draft=hub", "speculative.draft.hub_id=d")
 FEATURES = (
-    Feature("`quant=fp8`", values={"quant": {"qformat": "fp8"}}),
-    Feature("`quant=int4_awq`", values={"quant": {"qformat": "int4_awq"}}),
-    Feature("`quant=fp8 kv_cache=fp8`", values=FP8_BOTH),
-    Feature("`kv_cache=int8`", values=INT8_KV),
-    Feature("`runtime=chunked`", {"runtime": "chunked"}),
-    Feature("`reuse=system_prompt`", {"reuse": "system_prompt"}),
-    Feature("`window=sliding`", {"window": "sliding"}),
-    Feature("`window=sinks`", {"window": "sinks"}),
-    Feature(
-        "`lora=adapters`", {"lora": "adapters"}, {"lora": {"adapters": {1: "/adapter"}}, "quant": {"dtype": "float16"}}
-    ),
-    Feature(
-        "`speculative=draft_target`",
-        {"speculative": "draft_target"},
-        {
-            "speculative": {
-                "draft": {"name": "d", "hub_id": "d", "revision": None, "bundled": None, "path": None, "shape": None}
-            }
-        },
-    ),
-    Feature("`speculative=medusa`", {"speculative": "medusa"}, HEADS),
-    Feature("`speculative=redrafter`", {"speculative": "redrafter"}, HEADS),
-    Feature("`speculative=eagle`", {"speculative": "eagle"}, HEADS),
-    Feature("`speculative=lookahead`", {"speculative": "lookahead"}),
-    Feature("`weights=streaming`", {"weights": "streaming"}),
-    Feature("`guided=xgrammar`", {"guided": "xgrammar"}),
-    Feature("`multimodal=llava`", {"multimodal": "llava"}, {"multimodal": {"path": "/model"}}),
-    Feature("`parallel=tp2`", {"parallel": "tp2"}),
-    Feature("`parallel=tp8_pp2`", {"parallel": "tp8_pp2"}),
-    Feature("`sparsity=sparsegpt_2_4`", {"sparsity": "sparsegpt_2_4"}),
+    Feature("quant=fp8"),
+    Feature("quant=int4_awq"),
+    Feature("quant=fp8 kv_cache=fp8"),
+    Feature("kv_cache=int8", ("reuse=none",)),
+    Feature("runtime=chunked"),
+    Feature("reuse=system_prompt"),
+    Feature("window=sliding"),
+    Feature("window=sinks"),
+    Feature("lora=adapters", ("lora.adapters={1: /adapter}", "quant.dtype=float16")),
+    Feature("speculative=draft_target", DRAFT),
+    Feature("speculative=medusa", HEADS),
+    Feature("speculative=redrafter", HEADS),
+    Feature("speculative=eagle", HEADS),
+    Feature("speculative=lookahead"),
+    Feature("weights=streaming"),
+    Feature("guided=xgrammar"),
+    Feature("multimodal=llava", ("multimodal.path=/model",)),
+    Feature("parallel=tp2"),
+    Feature("parallel=tp8_pp2"),
+    Feature("sparsity=sparsegpt_2_4"),
 )
 BASE = ("engine=tensorrt_llm", "model=llama_3_1_8b", "quant=none", "hardware=h100_sxm")
 ADVICE = {"quants": "quant=‹formats›", "quants.names": "‹formats›", "kv_caches": "kv_cache=‹formats›"}
 """Formats that a message recommends, which depend on the other settings."""
-TOUCHED = ("quant", "kv_cache", "build", "runtime", "triton", "lora", "speculative", "multimodal", "sparsity")
-"""Groups that the features change."""
 
 
-class Composer:
-    """Adds features to a configuration as Hydra does: formats, then files in conf/config.yaml's order, then values."""
-
-    def __init__(self) -> None:
-        from omegaconf import OmegaConf
-
-        config = compose_config(BASE)
-        parts = OmegaConf.to_container(config)
-        assert isinstance(parts, dict)
-        self._merged = OmegaConf.create({group: parts[group] for group in TOUCHED})
-        self._others = {group: value for group, value in to_raw(config).items() if group not in TOUCHED}
-        self._order = list(_feature_groups())
-
-    def raw(self, features: Sequence[Feature]) -> dict[str, Any]:
-        """Return the resolved configuration with some features."""
-        from omegaconf import OmegaConf
-
-        chosen = {group: name for feature in features for group, name in feature.files.items()}
-        layers = [_layer(CONF / group / f"{chosen[group]}.yaml") for group in self._order if group in chosen]
-        first = [dict(feature.values) for feature in features if not feature.files]
-        last = [dict(feature.values) for feature in features if feature.files]
-        return self._others | to_raw(OmegaConf.merge(self._merged, *first, *layers, *last))
-
-    def deployment(self, features: Sequence[Feature]) -> DeploymentFacts:
-        """Return the configuration with some features as the record that the rules read."""
-        settings = validate(self.raw(features))
-        inspected = UserInputs(adapters=dict.fromkeys(settings.lora.adapters, ADAPTER))
-        return Deployment(
-            settings, "all", choose(settings.engine.name, NOWHERE).engine, NOWHERE, inspected, SMALL
-        ).facts
-
-
-def _layer(file: Path) -> Any:
-    """Return the settings of a feature's file without its defaults, which the base already contains."""
-    from omegaconf import OmegaConf
-
-    layer: Any = OmegaConf.load(file)
-    layer.pop("defaults", None)
-    return layer
-
-
-def _feature_groups() -> Iterator[str]:
-    """Return the groups of conf/ in the order in which conf/config.yaml applies them."""
-    for line in (CONF / "config.yaml").read_text().splitlines():
-        if match := re.fullmatch(r"  - (\w+): \w+", line):
-            yield match.group(1)
+def _deployment(*features: Feature) -> DeploymentFacts:
+    """Return the configuration with some features as the record that the rules read."""
+    more = [word for feature in features for word in feature.more]
+    settings = load([*BASE, *more, *(word for feature in features for word in feature.words.split())])
+    inspected = UserInputs(adapters=dict.fromkeys(settings.lora.adapters, ADAPTER))
+    engine = choose(settings.engine.name, NOWHERE).engine
+    return Deployment(settings, "all", engine, NOWHERE, inspected, SMALL).facts
 
 
 def page() -> str:
@@ -201,19 +148,18 @@ def _together() -> Iterator[str]:
         " shows what applies only to the two features together; (no) means that one of them is already refused alone,"
         " and – that both set the same group."
     )
-    composer = Composer()
     pairs = {
-        (row, column): composer.deployment([one] if one is other else [other, one])
+        (row, column): _deployment(*dict.fromkeys((other, one)))
         for row, one in enumerate(FEATURES)
         for column, other in enumerate(FEATURES[: row + 1])
-        if one is other or not _same_question(one, other)
+        if one is other or not one.groups & other.groups
     }
     for engine in (TENSORRT_LLM, OPENVINO, LLM_API):
         facts = {"needs_gpu": engine.needs_gpu, "writes_engine": engine.writes_engine}
         broken = {place: check(replace(deployed, **facts)) for place, deployed in pairs.items()}
         yield f"### `engine={engine.setting}`"
         rows = [
-            [f"{_letter(row)} {feature.title}", *(_new(broken, row, column) for column in range(len(FEATURES)))]
+            [f"{_letter(row)} `{feature.words}`", *(_new(broken, row, column) for column in range(len(FEATURES)))]
             for row, feature in enumerate(FEATURES)
         ]
         yield _table(["", *(_letter(number) for number in range(len(FEATURES)))], rows)
@@ -233,11 +179,6 @@ def _new(broken: Mapping[tuple[int, int], list[BrokenRule]], row: int, column: i
 
 def _letter(number: int) -> str:
     return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[number]
-
-
-def _same_question(one: Feature, other: Feature) -> bool:
-    keys = [{*feature.files, *(feature.values if not feature.files else ())} for feature in (one, other)]
-    return bool(keys[0] & keys[1])
 
 
 def _cell(findings: Iterable[BrokenRule]) -> str:

@@ -49,10 +49,23 @@ def compare(model: Path, spec: QuantSpec, texts, folder: Path, calibration=CALIB
     assert_same_files(folder / "layers", folder / "whole")
 
 
+CACHES = {"llama": KvFormat.INT8, "tied": KvFormat.FP8, "gemma": KvFormat.AUTO}
+TWICE = (("tied", QFormat.NONE), ("tied", QFormat.FP8), ("tied", QFormat.W4A8_AWQ), ("tied", QFormat.INT4_RTN),
+         ("gemma", QFormat.INT8_SQ), ("gemma", QFormat.INT4_AWQ), ("gemma", QFormat.INT4_GPTQ))  # fmt: skip
+"""Llama has every format; each of the others meets some of the algorithms."""
+
+
 @pytest.mark.parametrize(
-    ("kind", "kv_cache"), [("llama", KvFormat.INT8), ("tied", KvFormat.FP8), ("gemma", KvFormat.AUTO)]
+    ("kind", "qformat", "kv_cache"),
+    [
+        pytest.param(
+            *(kind, qformat, kv_cache),
+            marks=[] if kind == "llama" or (kind, qformat) in TWICE else [pytest.mark.thorough],
+        )
+        for kind, kv_cache in CACHES.items()
+        for qformat in EXPORTED
+    ],
 )
-@pytest.mark.parametrize("qformat", EXPORTED)
 def test_every_format_equals_the_whole_model(kind, qformat, kv_cache, models, texts, tmp_path) -> None:
     """An INT8 cache is rounded in AWQ's second pass, so its scales also prove that passes are kept apart."""
     compare(models[kind], spec_of(qformat, kv_cache), texts, tmp_path)
@@ -305,8 +318,19 @@ def test_a_vocabulary_that_ranks_do_not_divide_is_padded_alike(kind, texts, tmp_
     compare(model, spec_of(QFormat.INT4_AWQ), texts, tmp_path, tp_size=2)
 
 
-@pytest.mark.parametrize(("kind", "kv_cache"), [("llama", KvFormat.FP8), ("tied", KvFormat.AUTO)])
-@pytest.mark.parametrize("qformat", [QFormat.FP8, QFormat.INT4_AWQ, QFormat.W4A8_AWQ, NVFP4])
+@pytest.mark.parametrize(
+    ("kind", "qformat", "kv_cache"),
+    [
+        ("llama", QFormat.FP8, KvFormat.FP8),
+        ("llama", QFormat.W4A8_AWQ, KvFormat.FP8),
+        ("tied", QFormat.INT4_AWQ, KvFormat.AUTO),
+        pytest.param("tied", *NVFP4.values, KvFormat.AUTO, marks=NVFP4.marks),
+        pytest.param("llama", QFormat.INT4_AWQ, KvFormat.FP8, marks=pytest.mark.thorough),
+        pytest.param("llama", *NVFP4.values, KvFormat.FP8, marks=[*NVFP4.marks, pytest.mark.thorough]),
+        pytest.param("tied", QFormat.FP8, KvFormat.AUTO, marks=pytest.mark.thorough),
+        pytest.param("tied", QFormat.W4A8_AWQ, KvFormat.AUTO, marks=pytest.mark.thorough),
+    ],
+)
 def test_unified_folders_equal_those_of_the_whole_model(qformat, kind, kv_cache, models, texts, tmp_path) -> None:
     compare(models[kind], spec_of(qformat, kv_cache), texts, tmp_path, layout="hugging_face")
 

@@ -27,6 +27,8 @@ torch = pytest.importorskip("torch")
 MIXTURES = ("gpt_oss", "mixtral", "qwen3_moe")
 BY_TENSOR = ("gemma3", "phi3", *MIXTURES)
 KINDS = ("granite", "mistral", "phi3_longrope", "qwen2", "qwen2_tied", "qwen2_yarn", "qwen", *BY_TENSOR)
+DECODES_DIFFERENTLY = ("granite", "phi3_longrope", "qwen2_yarn", "gemma3", "gpt_oss", "qwen3_moe")
+"""Factors, positions, windows, sinks or experts make a step with a cache another computation than a prompt."""
 FORMATS = (
     QFormat.NONE, QFormat.FP8, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.W4A8_AWQ, QFormat.INT8_WO, QFormat.INT4_WO
 )  # fmt: skip
@@ -64,7 +66,9 @@ def test_float32_engine_is_transformers(kind: str, workshop: Workshop) -> None:
     assert same_top(found, expected) == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in DECODES_DIFFERENTLY else pytest.param(kind, marks=pytest.mark.thorough) for kind in KINDS]
+)
 def test_greedy_text_is_transformers(kind: str, workshop: Workshop) -> None:
     """32 greedy tokens of 8 prompts are the same, through paged attention and in-flight batching."""
     model, prompts = workshop.plain(kind, torch.float32), workshop.tokens(kind)[:8]

@@ -123,9 +123,13 @@ MUTATIONS = (_typo, _type, _choice, _place, _speculation, _split, _version, _gra
 
 def test_of_200_seeded_wrong_files_at_least_198_are_refused():
     rng, missed = random.Random(20261128), []
+    right = {
+        version: {name: each for name, each in FILES[version]["files"].items() if not refusals(each, version)}
+        for version in VERSIONS
+    }
     for number in range(200):
         version = VERSIONS[number % 2]
-        files = {name: each for name, each in FILES[version]["files"].items() if not refusals(each, version)}
+        files = right[version]
         name = rng.choice(sorted(files))
         wrong, mutation = copy.deepcopy(files[name]), MUTATIONS[number % len(MUTATIONS)]
         mutation(rng, wrong)

@@ -96,7 +96,9 @@ def test_cut_prompts_equal_stock_hf_and_are_told(
     assert recorder.notes == ["12 of 12 prompts exceed 100 tokens; their beginning was cut"]
 
 
-@pytest.mark.parametrize("layout", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("checkpoint", "layout"), [("llama", "jsonl"), ("gemma", "parquet")], indirect=["checkpoint"], scope="session"
+)
 def test_real_mmlu_from_a_folder(
     checkpoint: tuple[Any, Any, Path], torch_session: Any, tree: Callable[..., Path], tmp_path: Path, layout: str
 ) -> None:

@@ -48,6 +48,12 @@ def test_no_file_repeats_a_default():
 MISSING = object()
 
 
+def test_a_draft_model_can_be_of_the_hub():
+    """As the refusal of `model@speculative.draft=org/name` says."""
+    words = ["model=gemma_2b", "speculative=draft_target", "model@speculative.draft=hub"]
+    assert load([*words, "speculative.draft.hub_id=org/name"]).speculative.draft.hub_id == "org/name"
+
+
 def test_every_file_says_the_command_that_runs_it():
     silent = [path for path in CONF.glob("*/*.yaml") if "make" not in path.read_text() and path.stem not in SILENT]
     assert silent == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import itertools
 import json
 import re
@@ -46,18 +48,26 @@ def first(tmp_path_factory) -> Path:
     return simulated(tmp_path_factory.mktemp("simulate"), *AT_ONCE)
 
 
-def test_without_words_static_and_in_flight_stand_side_by_side(tmp_path, capsys):
-    simulated(tmp_path)
-    out = capsys.readouterr().out
+@pytest.fixture(scope="module")
+def without_words(tmp_path_factory) -> tuple[Path, str]:
+    """The run folder and what the command prints."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        made = simulated(tmp_path_factory.mktemp("without_words"))
+    return made, out.getvalue()
+
+
+def test_without_words_static_and_in_flight_stand_side_by_side(without_words):
+    _, out = without_words
     assert re.search(r"^ +static +in-flight$", out, re.M)
     assert re.search(r"^requests done +100 +100$", out, re.M)
     assert "requests per 1,000 ticks" in out
     assert max(map(len, out.split("\n\n")[1].splitlines())) < 80
 
 
-def test_without_words_static_batching_falls_behind_a_load_that_in_flight_batching_serves(tmp_path, capsys):
+def test_without_words_static_batching_falls_behind_a_load_that_in_flight_batching_serves(without_words):
     """The panels of queue and latency have something to show: one line climbs, the other one comes and goes."""
-    made = simulated(tmp_path)
+    made, out = without_words
     static, inflight = json.loads((made / "summary.json").read_text())["outcomes"]
     waiting = [float(row["queue"]) for row in rows(made / "iterations.csv") if row["policy"] == "in-flight"]
     assert 2 <= max(waiting) <= 8
@@ -65,15 +75,14 @@ def test_without_words_static_batching_falls_behind_a_load_that_in_flight_batchi
     assert static["queue_max"] > 3 * inflight["queue_max"]
     assert static["ttft"]["mean"] > 5 * inflight["ttft"]["mean"]
     assert (static["offered"], inflight["capacity"]) == (0.22, None)
-    out = " ".join(capsys.readouterr().out.split())
+    out = " ".join(out.split())
     assert "0.22 requests/tick (poisson)" in out
     assert "static: the load is 1.2 times the capacity: of 220 requests per 1,000 ticks it can serve 178." in out
     assert "in-flight: the load" not in out
 
 
-def test_the_guide_shows_what_the_first_command_prints(tmp_path, capsys):
-    simulated(tmp_path)
-    table = capsys.readouterr().out.split("\n\n")[1]
+def test_the_guide_shows_what_the_first_command_prints(without_words):
+    table = without_words[1].split("\n\n")[1]
     assert textwrap.indent(table, "    ") in GUIDE
 
 
