@@ -90,7 +90,7 @@ def test_one_thread_is_enough(kind: str, workshop: Workshop) -> None:
     assert relative_error(found, torch_logits(workshop.plain(kind), workshop.batch(kind))) <= 1e-2
 
 
-@pytest.mark.parametrize("kind", [pytest.param("gemma", marks=pytest.mark.thorough), "llama"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_greedy_text_is_transformers(kind: str, workshop: Workshop) -> None:
     """64 greedy tokens of 10 prompts are the same, through paged attention and in-flight batching."""
     model = as_exported(workshop.plain(kind, torch.float32), kind)
