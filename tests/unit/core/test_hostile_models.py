@@ -77,6 +77,15 @@ def refusal(settings, tmp_path, model, target="all"):
         ({"architectures": "LlamaForCausalLM"}, "architectures='LlamaForCausalLM'. It must be a list of names"),
         ({"architectures": [["LlamaForCausalLM"]]}, "architectures=[['LlamaForCausalLM']]"),
         ({"architectures": []}, "names the architecture None, which this project does not know"),
+        (
+            {"architectures": ["A"], "conv_L_cache": 3},
+            "not know: some of its layers are convolutions without a KV cache",
+        ),
+        (
+            {"architectures": ["A"], "text_config": {"cross_attention_layers": [3]}},
+            "some of its layers attend to pictures",
+        ),
+        ({"architectures": ["A"], "text_config": 3}, "it has several parts"),
         ({"architectures": ["\x1b[2J" + "x" * 10**6]}, r"names the architecture '\x1b[2Jxxx"),
     ],
 )
