@@ -11,7 +11,8 @@ from pipelines.domain.families import FAMILIES, Architecture
 from pipelines.domain.model_shape import ModelShape
 
 PRUNED = (
-    Architecture.LLAMA, Architecture.GEMMA, Architecture.MISTRAL, Architecture.QWEN2, Architecture.QWEN3,
+    Architecture.LLAMA, Architecture.GEMMA, Architecture.GRANITE, Architecture.MISTRAL, Architecture.QWEN2,
+    Architecture.QWEN3,
 )  # fmt: skip
 """Families whose layers are pruned: separate q, k, v, gate and up, two norms, one kind of attention."""
 

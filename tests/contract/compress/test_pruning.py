@@ -30,11 +30,12 @@ TEXTS = [text for _, text in zip(range(12), load_texts(BUNDLED / "corpus.jsonl")
 WIDTH = {
     "llama": pruned_to("width", mlp=512, heads=2),
     "gemma": pruned_to("width", mlp=384, heads=3),
+    "granite": pruned_to("width", mlp=256, heads=2),
     "mistral": pruned_to("width", mlp=256, heads=2, kv_heads=1),
     "qwen2": pruned_to("width", mlp=512, heads=2, kv_heads=1),
     "qwen": pruned_to("width", mlp=300, heads=1, kv_heads=1),
 }
-KEPT = {"llama": 3, "gemma": 2, "mistral": 1, "qwen2": 3, "qwen": 2}
+KEPT = {"llama": 3, "gemma": 2, "granite": 1, "mistral": 1, "qwen2": 3, "qwen": 2}
 
 
 @pytest.fixture(scope="module")
@@ -211,5 +212,5 @@ def test_sizes_that_do_not_work_are_refused_before_anything_is_written(family, s
 @pytest.mark.parametrize(("kind", "name"), [("mixtral", "Mixtral"), ("phi3", "Phi-3"), ("gemma3", "Gemma 3")])
 def test_other_families_are_refused(kind, name, tmp_path) -> None:
     model = small_models.write_random(tmp_path / "model", kind)
-    with pytest.raises(UserError, match=f"prune=width does not prune {name}.*Llama, Gemma, Mistral, Qwen2"):
+    with pytest.raises(UserError, match=f"prune=width does not prune {name}.*Llama, Gemma, Granite, Mistral, Qwen2"):
         prune_model(model, tmp_path / "out", pruned_to("width", mlp=64), TEXTS, CALIBRATION)
