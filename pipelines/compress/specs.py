@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pipelines.compress.config import CalibrationSettings, QuantSettings, RecoverSettings
+from pipelines.compress.config import QuantSettings, RecoverSettings
 from pipelines.domain.formats import FORMATS, INT4_WEIGHTS, KvFormat, QFormat, calibrates, reads_texts
-
-CalibrationSpec = CalibrationSettings
-"""The name under which programs beside this project make them."""
 
 Layout = Literal["tensorrt_llm", "hugging_face"]
 """Output layout: a TensorRT-LLM checkpoint for trtllm-build, or a Hugging Face folder for its PyTorch backend."""

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from pipelines.checkpoint.describe import describe, render
+from pipelines.checkpoint.verify import verify as checkpoint_faults
 from pipelines.document.show import count
 from pipelines.domain.errors import UserError, collecting
 from pipelines.domain.units import show_bytes
@@ -39,11 +41,9 @@ def verify(overrides: Sequence[str]) -> int:
         alone = Manifests({folder: read_manifest(folder)}, faults=())
         sys.stdout.write(f"{_checked(alone, store)}\n")
     if not has_manifest or (folder / "rank0.safetensors").is_file():
-        from pipelines.checkpoint import describe, verify  # import NumPy
-
-        if faults := verify.verify(folder):
+        if faults := checkpoint_faults(folder):
             raise UserError.of(faults)
-        sys.stdout.write(f"{describe.render(describe.describe(folder))}\n")
+        sys.stdout.write(f"{render(describe(folder))}\n")
     sys.stdout.write("verified: no faults found\n")
     return 0
 
