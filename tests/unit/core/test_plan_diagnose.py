@@ -62,7 +62,7 @@ def test_a_family_whose_layers_it_does_not_read_is_refused(tmp_path):
     model = tmp_path / "model"
     shutil.copytree(TINY, model)
     (model / "config.json").write_text(json.dumps(json.loads((TINY / "config.json").read_text()) | config))
-    with pytest.raises(UserError, match=r"does not read the layers of Phi3ForCausalLM\. .*Gemma, Llama, Mistral"):
+    with pytest.raises(UserError, match=r"does not read the layers of Phi3ForCausalLM\. .*Gemma, Granite, Llama"):
         plan(tmp_path, f"model.path={model}")
 
 
