@@ -74,7 +74,8 @@ FIELDS: dict[str, str | tuple[object, ...]] = {
 
 MERGE = "Train a plain LoRA adapter, or merge this one into the model with peft's merge_and_unload()."
 TODO = {
-    "peft_type": "Give a LoRA adapter.",
+    "peft_type": "Give a LoRA adapter. The rows of a prompt tuning go with each request: "
+    "build.max_prompt_embedding_table_size.",
     "init_lora_weights": "It changes the model's own weights: save it again with"
     " save_pretrained(..., path_initial_model_for_weight_conversion=...), which makes a plain adapter of it.",
     "alora_invocation_tokens": "Train it without: it acts on the tokens after an invocation, which no engine can do.",

@@ -55,7 +55,7 @@ def build_engine(
     for node in model.get_ops():
         if node.get_type_name() == "Constant":
             constants[node.get_output_element_type(0).get_type_name()] += prod(node.get_output_shape(0))
-    _save(model, out_dir / MODEL_FILE)
+    save_graph(model, out_dir / MODEL_FILE)
     mark_16_bit_weights(out_dir / MODEL_FILE)
     description = describe(opened.config.raw, limits, dict(constants))
     description["engine"] |= {HEAD_PRECISION: "int8"} if int8_head else {}
@@ -66,7 +66,7 @@ def build_engine(
     return EngineFacts(engine_bytes=size, details=description["engine"])
 
 
-def _save(model: ov.Model, path: Path) -> None:
+def save_graph(model: ov.Model, path: Path) -> None:
     """Write the graph and its weights.
 
     Raises:

@@ -17,7 +17,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_bytes
 from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, blocks_of
-from pipelines.engines.openvino.build import MODEL_FILE
+from pipelines.engines.openvino.build import MODEL_FILE, save_graph
 from pipelines.engines.openvino.generation_request import GenerationRequest, Guides
 from pipelines.engines.openvino.memory import kv_fault
 from pipelines.engines.openvino.prompt_table import Array, TablePlaces, mapped_table
@@ -178,7 +178,7 @@ def _load(folder: EngineFolder, options: OpenVinoOptions) -> genai.ContinuousBat
         return genai.ContinuousBatchingPipeline(str(folder.path), scheduler, "CPU", chosen)
     # The pipeline reads a folder. Its memory maps stay valid after the folder is gone.
     with tempfile.TemporaryDirectory(prefix="pipelines-lora-") as scratch:
-        ov.save_model(folder.read_model(), Path(scratch) / MODEL_FILE, compress_to_fp16=False)
+        save_graph(folder.read_model(), Path(scratch) / MODEL_FILE)
         return genai.ContinuousBatchingPipeline(scratch, scheduler, "CPU", chosen)
 
 

@@ -21,7 +21,7 @@ from pipelines.checkpoint.pictures import Tiling, decode, tiles_of
 from pipelines.checkpoint.tensors import TensorFile, stored_tensors
 from pipelines.domain.errors import UserError
 from pipelines.engines.config import OpenVinoSettings
-from pipelines.engines.openvino.build import CONFIG_FILE, MODEL_FILE, mark_16_bit_weights, runtime_version
+from pipelines.engines.openvino.build import CONFIG_FILE, MODEL_FILE, mark_16_bit_weights, runtime_version, save_graph
 from pipelines.engines.openvino.memory import inference_precision
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.pictures import MARK, ROW_BITS, ScoredPictures
@@ -88,7 +88,7 @@ def build_vision(folder: Path, out_dir: Path) -> dict[str, Any]:
     weights = _Weights(folder)
     model = _graph(shape, weights)
     out_dir.mkdir(parents=True, exist_ok=True)
-    ov.save_model(model, out_dir / MODEL_FILE, compress_to_fp16=False)
+    save_graph(model, out_dir / MODEL_FILE)
     mark_16_bit_weights(out_dir / MODEL_FILE)
     mean, std = _normalized(folder)
     description = {

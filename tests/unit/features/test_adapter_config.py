@@ -62,6 +62,7 @@ def test_ranks_come_from_their_patterns_and_absent_numbers_are_pefts() -> None:
     [
         ({"peft_type": "IA3", "feedforward_modules": ["down_proj"]}, r"f has peft_type='IA3'\. Allowed: \"LORA\"\."),
         ({"peft_type": None}, "peft_type=None"),
+        ({"peft_type": "PROMPT_TUNING"}, r"='PROMPT_TUNING'\..* build\.max_prompt_embedding_table_size"),
         ({"alora_invocation_tokens": [1, 2]}, r"alora_invocation_tokens=\[1, 2\].*acts on the tokens after"),
         ({"use_dora": True}, r"use_dora=True\. Allowed: null, false\. Train a plain"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights='pissa_niter_4'.*path_initial_model"),
