@@ -5,6 +5,7 @@ Exit codes: 0 nothing got worse; 3 a regression; 1 a cell failed, or none could 
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shlex
@@ -300,8 +301,11 @@ def report_bad_night(settings: NightlySettings, run_id: str, outcome: Sequence[s
         try:
             request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
             urllib.request.urlopen(request, timeout=WEBHOOK_S).close()
-        except (OSError, ValueError) as error:  # the address is a secret, so it is not shown
-            reason = f"status {error.code}" if isinstance(error, urllib.error.HTTPError) else type(error).__name__
+        except (OSError, ValueError, http.client.HTTPException) as error:  # the address is secret, so it is not shown
+            cause = getattr(error, "reason", error)
+            reason = getattr(cause, "strerror", None) or type(cause).__name__
+            if isinstance(error, urllib.error.HTTPError):
+                reason = f"status {error.code}"
             warn(f"The webhook in {WEBHOOK} did not take the outcome: {reason}.")
 
 

@@ -1,6 +1,7 @@
 """After a bad night: a file for an issue, and a webhook."""
 
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -60,14 +61,21 @@ def test_an_issue_that_cannot_be_written_is_refused_before_the_night(tmp_path, c
     assert not (tmp_path / "history").exists()
 
 
-@pytest.mark.parametrize("address", ["status 500", "URLError", "ValueError"])
-def test_a_webhook_that_fails_is_a_warning_without_its_address(address, webhook, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        (None, "status 500"),
+        ("http://127.0.0.1:9/services/s3cret", "Connection refused"),
+        ("http://name.invalid/s3cret", "[A-Z]"),
+        ("http://127.0.0.1:9/two words/s3cret", "InvalidURL"),
+        ("s3cret", "ValueError"),
+    ],
+)
+def test_a_webhook_that_fails_is_a_warning_without_its_address(address, reason, webhook, monkeypatch, capsys):
     webhook.status = 500
-    if address == "URLError":
-        monkeypatch.setenv(WEBHOOK, "http://127.0.0.1:9/services/s3cret")
-    elif address == "ValueError":
-        monkeypatch.setenv(WEBHOOK, "s3cret")
+    if address is not None:
+        monkeypatch.setenv(WEBHOOK, address)
     report_bad_night(nightly_settings(), "run", OUTCOME)
     said = capsys.readouterr()
-    assert f"did not take the outcome: {address}" in said.out + said.err
+    assert re.search(f"did not take the outcome: {reason}", " ".join((said.out + said.err).split()))
     assert "s3cret" not in said.out + said.err
