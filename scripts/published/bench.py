@@ -14,7 +14,7 @@ import numpy as np
 
 from pipelines.domain.summary import ordered, percentile, rates
 from pipelines.predict.performance.memory import device_memory
-from pipelines.predict.performance.physics import Facts, facts, iteration_cost
+from pipelines.predict.performance.physics import Facts, iteration_cost
 from pipelines.predict.performance.placement import full_load_rate
 from pipelines.predict.simulator.interface import Admission, OfferedLoad, Policy, SchedulerLimits, request_columns
 from pipelines.predict.simulator.run import IterationCost, simulate
@@ -247,16 +247,7 @@ class StackedCases:
         self.served: dict[Any, LoopResult] = {}
         self.within: dict[Any, tuple[float, float]] = {}
         setups = [case.setup for case in cases]
-        items = [
-            facts(
-                *(s.model, s.gpu, s.qformat, s.kv_format),
-                tp=s.tp,
-                pp=s.pp,
-                sparse=s.sparse,
-                attention_dp=s.attention_dp,
-            )
-            for s in setups
-        ]
+        items = [setup.facts() for setup in setups]
         columns = {each.name: np.array([getattr(item, each.name) for item in items], float) for each in fields(Facts)}
         self.facts = Facts(**columns)
         # the labels of the setup, and whether a server was involved

@@ -18,7 +18,7 @@ from pipelines.predict.performance.gpus import GpuSpec
 from pipelines.predict.performance.limits import engine_sizes
 from pipelines.predict.performance.memory import USUAL_GROUP, EngineSizes, rank_weight_bytes
 from pipelines.predict.performance.models import models
-from pipelines.predict.performance.physics import Parameters, expert_activation, facts, iteration_cost
+from pipelines.predict.performance.physics import Facts, Parameters, expert_activation, facts, iteration_cost
 from pipelines.predict.simulator.interface import Admission
 from pipelines.predict.simulator.run import IterationCost
 from pipelines.settings.root import Settings
@@ -38,6 +38,7 @@ class Framework:
         kv_follows: whether the KV cache is 8 bit when the weights are FP8 or FP4.
         chunked: whether prompts are processed in chunks beside decoding requests.
         ahead: whether a batch is chosen while the previous iteration runs.
+        all_to_all: whether it has kernels that send a token only to the ranks of its experts.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Framework:
     kv_follows: bool
     chunked: bool
     ahead: bool = False
+    all_to_all: bool = False
 
 
 KNOWN = "TensorRT-LLM <version>, vLLM <version>, SGLang <version>, NIM <version>"
@@ -68,9 +70,10 @@ def framework_named(text: str) -> Framework:
         elif version and int(version[1]) == 0:
             family = "trtllm-static" if int(version[2]) < 10 else "trtllm-cpp"
         torch = family == "trtllm-torch"
-        return Framework(
-            name, family, "pytorch" if torch else "tensorrt", "GUARANTEED_NO_EVICT", True, chunked=torch, ahead=torch
-        )
+        # 1.0 and 1.1 gather and scatter (pull requests 8675 and 8950 of NVIDIA/TensorRT-LLM)
+        all_to_all = bool(torch and version and (int(version[1]), int(version[2])) >= (1, 2))
+        engine = "pytorch" if torch else "tensorrt"
+        return Framework(name, family, engine, "GUARANTEED_NO_EVICT", True, torch, torch, all_to_all)
     if lower.startswith("nim"):
         return Framework(name, "nim", "tensorrt", "GUARANTEED_NO_EVICT", True, False)
     for prefix, family, chunked in (
@@ -216,6 +219,20 @@ class Setup:
         """Bytes of the weights on the fullest rank."""
         return rank_weight_bytes(self.sizes())
 
+    def facts(self) -> Facts:
+        """Compute the quantities of the model on these GPUs.
+
+        TensorRT-LLM 1.2 sends tokens to the ranks of their experts where NVLink joins GPUs of SM 100 and later
+        (`select_alltoall_method_type` of its Cutlass backend; `_mnnvl_utils.py` leaves out SM 120).
+        """
+        over, _ = self.gpu.link(self.tp)
+        return facts(
+            self.model, self.gpu, self.qformat, self.kv_format, tp=self.tp, pp=self.pp, sparse=self.sparse_kernels,
+            group_size=self.group_size, streamed=(1 - self.gpu_weights_percent) * self.weight_bytes,
+            attention_dp=self.attention_dp,
+            all_to_all=self.runs_on.all_to_all and over == "nvlink" and 10.0 <= self.gpu.sm < 12.0,
+        )  # fmt: skip
+
     def sizes(self, **limits: Any) -> EngineSizes:
         """Sizes from which `pipelines.predict.performance.memory` computes the split of the GPU's memory."""
         return self.resized(EngineSizes(self.model, self.qformat, windows=self.model.windows, **limits))
@@ -276,12 +293,6 @@ class PerformanceModel:
         """
         refuse(setup)
         values = self.parameters.values(setup.labels)
-        streamed = (1 - setup.gpu_weights_percent) * setup.weight_bytes
-        of_model = facts(
-            setup.model, setup.gpu, setup.qformat, setup.kv_format, tp=setup.tp, pp=setup.pp,
-            sparse=setup.sparse_kernels, group_size=setup.group_size, streamed=streamed,
-            attention_dp=setup.attention_dp,
-        )  # fmt: skip
         provenance, why = self.provenance(setup)
         spread = self.spread(provenance, setup.runs_on.family)
         family = setup.runs_on.family
@@ -289,7 +300,7 @@ class PerformanceModel:
             of = spread if family == MIXTURES_OF else ("throughput",)  # stages of vLLM show its latencies to be nearer
             spread |= {metric: max(spread[metric], self.mixtures["spread"]) for metric in of}
         return Costed(
-            cost=iteration_cost(of_model, values),
+            cost=iteration_cost(setup.facts(), values),
             overhead_s=values["overhead_s"],
             client_gap_s=values["client_delay"],
             provenance=provenance,

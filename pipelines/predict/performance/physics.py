@@ -14,7 +14,8 @@ are for one rank; H = hidden, L = layers, d = head_dim:
 
 With attention data parallelism a rank works on requests of its own: attention, common MLPs and head are whole on it
 (no tp), its tokens pass through as many experts as alone, the tokens of all ranks share the reads of the experts, and
-instead of all-reduces its tokens are gathered and their results scattered, in each layer with experts.
+instead of all-reduces its tokens are gathered and their results scattered, in each layer with experts. With all-to-all
+kernels a token goes to those ranks alone that hold one of its k experts, (tp - 1) (1 - (1 - 1 / tp)^k) of the others.
 
 TensorRT-LLM's PyTorch backend replays CUDA graphs only for iterations without prompts; in the others the host launches
 the many kernels of layers with experts one by one, which takes t_eager more.
@@ -164,7 +165,7 @@ class Facts:
 
 def facts(
     model: ModelShape, gpu: GpuSpec, qformat: QFormat, kv_format: KvFormat, *, tp: int, pp: int, sparse: bool,
-    group_size: int = USUAL_GROUP, streamed: float = 0.0, attention_dp: bool = False,
+    group_size: int = USUAL_GROUP, streamed: float = 0.0, attention_dp: bool = False, all_to_all: bool = False,
 ) -> Facts:  # fmt: skip
     """Compute the quantities of a model on tp x pp GPUs, of which each streams `streamed` bytes from its host.
 
@@ -187,7 +188,8 @@ def facts(
     kv_layer = kv_width * (2 if kv_format is KvFormat.AUTO else 1)
     gathered = 2.0 if model.in_16_bit.get(qformat) == "blocks" else ACTIVATION_BYTES[activation]
     reducing = mixed if attention_dp else layers
-    sent = (tp - 1) * (gathered + 2) if attention_dp else BLOCK_LATENCIES * 2 * (tp - 1) / tp * 2
+    reached = 1 - (1 - 1 / tp) ** model.num_experts_per_token if all_to_all else 1.0
+    sent = reached * (tp - 1) * (gathered + 2) if attention_dp else BLOCK_LATENCIES * 2 * (tp - 1) / tp * 2
     share = model.num_experts_per_token / model.num_experts
     return Facts(
         token_flops=2 * (model.active_params - in_16_bit + in_16_bit * peak / peak16) / split,

@@ -88,7 +88,7 @@ MIXTURES_OFF = {
     "qwen3-235b-a22b": 7,
     "gpt-oss-120b": 11,
     "qwen3-30b-a3b": 8,
-    "llama-4-maverick": 15,
+    "llama-4-maverick": 8,
 }
 """Medians in percent of NVIDIA's full loads that no fit has seen."""
 

@@ -49,6 +49,22 @@ def test_a_mixture_reads_more_experts_with_more_tokens(model):
     assert mixtral.seconds(1, 1) < 0.45 * mixtral.seconds(64, 64)
 
 
+def test_all_to_all_sends_a_token_to_the_ranks_of_its_experts_alone():
+    """TensorRT-LLM 1.2 on B200: a quarter for one expert on four ranks, nine tenths for eight."""
+    maverick = Setup(model_named("llama-4-maverick"), gpu_named("b200_sxm"), QFormat.NVFP4, tp=4, attention_dp=True)
+    eight = replace(maverick, model=model_named("qwen3-235b-a22b"))
+
+    def share(setup: Setup) -> float:
+        older = replace(setup, framework="TensorRT-LLM 1.0")
+        return setup.facts().reduce_bytes / older.facts().reduce_bytes
+
+    assert share(maverick) == pytest.approx(1 / 4)
+    assert share(eight) == pytest.approx(1 - (3 / 4) ** 8)
+    for other in ("h200_sxm", "rtx_pro_6000"):
+        assert share(replace(maverick, gpu=gpu_named(other), qformat=QFormat.FP8)) == 1
+    assert share(replace(maverick, attention_dp=False)) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
