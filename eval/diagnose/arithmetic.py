@@ -51,13 +51,11 @@ def rotation_cause(actual: Array, plain: Array, angles: Array) -> str:
     return "they are not rotated by the angles of their positions"
 
 
-def attend(
-    q: Array, k: Array, v: Array, scale: float | None = None, *, tiled: bool = False, causal: bool = True
-) -> Array:
+def attend(q: Array, k: Array, v: Array, scale: float, *, tiled: bool = False, causal: bool = True) -> Array:
     """Attend causally: q [N, T, D], k and v [K, T, D]; each KV head serves N / K neighbouring query heads."""
     times = len(q) // len(k)
     k, v = (np.tile(x, (times, 1, 1)) if tiled else np.repeat(x, times, axis=0) for x in (k, v))
-    scores = (q @ k.transpose(0, 2, 1)) * np.float32(q.shape[2] ** -0.5 if scale is None else scale)
+    scores = (q @ k.transpose(0, 2, 1)) * np.float32(scale)
     if causal:
         scores = np.where(np.tril(np.ones(scores.shape[1:], dtype=bool)), scores, np.float32(-1e30))
     shares = np.exp(scores - scores.max(2, keepdims=True))
@@ -65,14 +63,16 @@ def attend(
     return result
 
 
-def attention_cause(actual: Array, q: Array, k: Array, v: Array, hidden: int) -> str:
-    """Explain an attention [N, T, D] that is wrong."""
+def attention_cause(actual: Array, q: Array, k: Array, v: Array, scale: float, hidden: int) -> str:
+    """Explain an attention [N, T, D] that is wrong, whose scale should be `scale`."""
     size = q.shape[2]
     tries = {
-        "query heads are grouped wrongly: neighbouring ones do not share a KV head": attend(q, k, v, tiled=True),
-        "later tokens are not masked": attend(q, k, v, causal=False),
+        "query heads are grouped wrongly: neighbouring ones do not share a KV head": attend(q, k, v, scale, tiled=True),
+        "later tokens are not masked": attend(q, k, v, scale, causal=False),
     }
+    usual = "1 / sqrt(head size)"
     scales = {
+        usual: size**-0.5,
         "1 (it is missing)": 1.0,
         "1 / head size": 1 / size,
         "1 / sqrt(hidden size / heads)": (hidden / len(q)) ** -0.5,
@@ -80,8 +80,11 @@ def attention_cause(actual: Array, q: Array, k: Array, v: Array, hidden: int) ->
         "1 / sqrt(2 head size)": (2 * size) ** -0.5,
         "1 / sqrt(head size / 2)": (size / 2) ** -0.5,
     }
+    right = usual if math.isclose(scale, scales[usual], rel_tol=1e-6) else f"{scale:.4g}"
     tries |= {
-        f"the attention scale is {name}, not 1 / sqrt(head size)": attend(q, k, v, s) for name, s in scales.items()
+        f"the attention scale is {name}, not {right}": attend(q, k, v, each)
+        for name, each in scales.items()
+        if name != right
     }
     return _nearest(actual, tries) or "attention is computed wrongly: its scale, mask or heads"
 

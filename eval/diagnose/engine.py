@@ -182,7 +182,7 @@ class Retraced:
         scale = float(self._grows("attention_multiplier")) * config.head_size**-0.5
         yield Step(
             f"{here}.attention", number, "attention", actual, arithmetic.attend(rotated, keys, values, scale), EXACT,
-            lambda: arithmetic.attention_cause(actual, rotated, keys, values, config.hidden_size),
+            lambda: arithmetic.attention_cause(actual, rotated, keys, values, scale, config.hidden_size),
         )  # fmt: skip
         merged = actual.transpose(1, 0, 2).reshape(normed.shape[0], -1)
         yield self._input(number, f"{here}.o_proj", f"transformer.layers.{number}.attention.dense", merged, steps)

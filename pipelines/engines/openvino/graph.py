@@ -165,9 +165,8 @@ class GraphBuilder:
             hidden = self._decoder_layer(layer, hidden, windowed if windows[layer] else shared)
             self._layer_done(1)
         hidden = self._norm("transformer.ln_f", "model.norm", hidden)
-        hidden = self._grown(
-            hidden, "output_multiplier_scale"
-        )  # before the head, which openvino_genai looks for at the end
+        # before the head, which openvino_genai looks for at the end
+        hidden = self._grown(hidden, "output_multiplier_scale")
         logits = named(op.result(self._head(embedding, hidden)), "logits")
         logits.get_output_tensor(0).set_names({"logits"})
         inputs = [ids, attention_mask, position_ids, beam_idx]
