@@ -23,10 +23,14 @@ MAX_CALLS = 16
 SPECIAL_IN_REGEX = re.compile(r"[\\.+*?()|\[\]{}^$#&~\-]")
 
 
-class JsonSchema(BaseModel):
-    """`response_format.json_schema`."""
+class StrictModel(BaseModel):
+    """Part of a request: what it does not know is refused, and nothing is converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class JsonSchema(StrictModel):
+    """`response_format.json_schema`."""
 
     name: str | None = None
     description: str | None = None
@@ -34,10 +38,8 @@ class JsonSchema(BaseModel):
     schema_: Json | None = Field(default=None, alias="schema")
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(StrictModel):
     """`response_format`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -67,10 +69,8 @@ class ResponseFormat(BaseModel):
         return ANY_OBJECT if schema == {"type": "object"} else ("json_schema", json.dumps(schema))
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(StrictModel):
     """`structured_outputs`, as vLLM has it: one of the first five."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     json_: str | Json | None = Field(default=None, alias="json")
     regex: str | None = None

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pipelines.serving.openai.answers import token_score
 from pipelines.serving.openai.errors import ApiError, unsupported
 from pipelines.serving.openai.generation import Completion, TokenScore, TokenSource, before, merge
+from pipelines.serving.openai.guides import JsonSchema, StrictModel
 from pipelines.serving.openai.schema import (
     INT32_MAX,
     MAX_LOGPROBS,
@@ -64,16 +65,10 @@ NAMES = {
 """Parameter of a chat -> where it comes from here."""
 
 
-class TextFormat(BaseModel):
+class TextFormat(JsonSchema):
     """`text.format`, which has the schema beside its type."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    strict: bool | None = None
-    schema_: Json | None = Field(default=None, alias="schema")
 
     def as_chat(self) -> Json:
         """Return the `response_format` of a chat."""
@@ -82,19 +77,15 @@ class TextFormat(BaseModel):
         return {"type": self.type, "json_schema": {"name": self.name, "strict": self.strict, "schema": self.schema_}}
 
 
-class TextSettings(BaseModel):
+class TextSettings(StrictModel):
     """`text`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
-class Reasoning(BaseModel):
+class Reasoning(StrictModel):
     """`reasoning`; no answer has any to summarize or to carry over."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     effort: str | None = None
     summary: Literal["none", "auto"] | None = None

@@ -15,7 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pipelines.serving.openai import strict_json
 from pipelines.serving.openai.errors import SHOWN_VALUE, ApiError, shortened, unsupported
-from pipelines.serving.openai.guides import Guide, ResponseFormat, StructuredOutputs, call_or_answer, call_schema
+from pipelines.serving.openai.guides import (
+    Guide,
+    ResponseFormat,
+    StrictModel,
+    StructuredOutputs,
+    call_or_answer,
+    call_schema,
+)
 
 INT32_MAX = 2**31 - 1
 MAX_CHOICES = 128
@@ -61,10 +68,8 @@ def refuse_unknown(parameters: Mapping[str, Any], table: Unsupported) -> None:
             raise unsupported(name, value, instead)
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(StrictModel):
     """`stream_options`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -333,36 +338,28 @@ def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", **call, "function": {**function, "arguments": arguments}}
 
 
-class NamedFunction(BaseModel):
+class NamedFunction(StrictModel):
     """The function of a `tool_choice`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str
 
 
-class NamedTool(BaseModel):
+class NamedTool(StrictModel):
     """A `tool_choice` that names the tool to call."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class AllowedTools(BaseModel):
+class AllowedTools(StrictModel):
     """`tool_choice.allowed_tools`: the tools that this answer may call."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True)]
 
 
-class AllowedChoice(BaseModel):
+class AllowedChoice(StrictModel):
     """A `tool_choice` that narrows the tools."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -478,10 +475,8 @@ def _is_named(function: dict[str, Any]) -> bool:
     return isinstance(function.get("name"), str) and bool(function["name"])
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(StrictModel):
     """POST /tokenize: the tokens of a text, or of the prompt that messages become."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     prompt: str | None = None
@@ -497,10 +492,8 @@ class TokenizeRequest(BaseModel):
         return self
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(StrictModel):
     """POST /detokenize: the text of tokens."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     tokens: List[TokenId]
