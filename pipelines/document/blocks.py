@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pipelines.host.screen import table, wrapped
+
 Origin = Literal["measured", "modelled", "recorded", ""]
 """Origin of numbers: a measurement, a performance model, a manifest (sizes, digests), or no numbers."""
 
@@ -314,3 +316,19 @@ def _table(block: Table) -> list[str]:
 
 def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
+
+
+# Tables in a terminal, within its width.
+
+
+def render_text(tables: Iterable[Table]) -> str:
+    """Render tables with their captions and notes, with an empty line between them."""
+    texts = []
+    for block in tables:
+        text_columns = [at for at, column in enumerate(block.columns) if not column.right]
+        left = next(at for at, column in enumerate(block.columns) if column.right)
+        groups = [column.group for column in block.columns] if any(column.group for column in block.columns) else ()
+        titles = [column.title for column in block.columns]
+        rows = table([titles, *block.rows], left=left, text_columns=text_columns, groups=groups)
+        texts.append("\n".join([wrapped(block.caption, 0), "", *rows, "", *(wrapped(note, 0) for note in block.notes)]))
+    return "\n\n".join(texts).rstrip()

@@ -15,8 +15,8 @@ from eval.diagnose.result import StageDiagnosis, diagnosis_text
 from eval.perplexity import PerplexityResult, perplexity_rows, perplexity_table
 from eval.results import BASELINE, RESULT, EvalResult, Flips, flips
 from eval.verdict import UNMEASURED, WHAT_MEASURES, Criteria, Verdict
+from pipelines.document.blocks import render_text
 from pipelines.document.show import count
-from pipelines.document.terminal import render_text
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.units import show_seconds

@@ -14,7 +14,7 @@ import pytest
 
 from eval.harness import LM_EVAL, EvalSpec, evaluate
 from eval.perplexity import PerplexityResult, perplexity_rows, perplexity_table
-from pipelines.document.terminal import render_text
+from pipelines.document.blocks import render_text
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 

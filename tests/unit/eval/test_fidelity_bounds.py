@@ -15,7 +15,7 @@ from eval.fidelity.bounds import BoundFigures, BoundsResult, KnownTokens, TextBo
 from eval.fidelity.divergence import compare_logits
 from eval.fidelity.fidelity_text import at_least, bounds_table
 from eval.fidelity.measure import Side, Windows
-from pipelines.document.terminal import render_text
+from pipelines.document.blocks import render_text
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 

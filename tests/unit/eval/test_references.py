@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from eval.compare import published_table, reference_rows
 from eval.results import all_references, differences, references_of
-from pipelines.document.terminal import render_text
+from pipelines.document.blocks import render_text
 
 
 def test_every_reference_is_a_plausible_fact() -> None:
