@@ -19,8 +19,8 @@ from pipelines.checkpoint.tokenizer import opened
 from pipelines.domain.errors import UserError, did_you_mean, masked
 from pipelines.loadgen.config import DEFAULT_MODEL, Api
 from pipelines.loadgen.http_stream import HttpReply, HttpRequest, HttpStream, transport
-from pipelines.loadgen.pictures import picture, png
 from pipelines.loadgen.plan import PlannedRequest
+from pipelines.loadgen.prompts import picture, png
 from pipelines.loadgen.request_stream import RequestStream
 
 _PATHS = {"completions": "/completions", "chat": "/chat/completions"}

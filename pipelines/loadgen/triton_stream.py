@@ -20,9 +20,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from pipelines.loadgen.pictures import picture
 from pipelines.loadgen.plan import PlannedRequest
-from pipelines.loadgen.prompts import IMAGE
+from pipelines.loadgen.prompts import IMAGE, picture
 from pipelines.loadgen.request_stream import RequestStream, classify
 
 TEXT, OUTPUT_TOKENS, INPUT_TOKENS = "text_output", "num_output_tokens", "num_input_tokens"

@@ -13,9 +13,8 @@ from pipelines.checkpoint.tokenizer import opened
 from pipelines.domain.errors import UserError
 from pipelines.loadgen.config import load_faults
 from pipelines.loadgen.openai_endpoint import OpenAiInterface
-from pipelines.loadgen.pictures import picture, png
 from pipelines.loadgen.plan import LevelPlan, PlannedLevel, PlannedRequest
-from pipelines.loadgen.prompts import IMAGE, PromptMaker
+from pipelines.loadgen.prompts import IMAGE, PromptMaker, picture, png
 from pipelines.loadgen.triton_stream import TritonInterface
 from tests.conftest import ROOT
 from tests.support.load_settings import benchmark, workload
