@@ -11,12 +11,12 @@ from typing import Any
 
 from pipelines.deploy.config import ClusterSettings
 from pipelines.deploy.facts import read_served
-from pipelines.deploy.output import write_folder
 from pipelines.deploy.trtllm_serve import role_files, serve_lines
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError
 from pipelines.engines.registry import with_setting
 from pipelines.host.disk import check_folders, relative_to_cwd
+from pipelines.host.files import write_folder
 from pipelines.host.machine import Machine
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan

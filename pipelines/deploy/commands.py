@@ -12,13 +12,13 @@ import yaml
 from pipelines.deploy import cluster, containers, dynamo, nodes, pods
 from pipelines.deploy.config import ManifestSettings
 from pipelines.deploy.facts import Kind, RepositoryFacts, planned, read_served
-from pipelines.deploy.output import write_folder
 from pipelines.deploy.pods import FRONT, IMAGE, ClusterDeployment, Object, claim_name, deployment
 from pipelines.deploy.slo_rules import HISTOGRAMS, slo_rules
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.units import show_bytes, show_seconds
 from pipelines.engines.registry import with_setting
 from pipelines.host.disk import check_folders, relative_to_cwd
+from pipelines.host.files import write_folder
 from pipelines.host.machine import Machine, gather
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan

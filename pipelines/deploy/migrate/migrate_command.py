@@ -12,7 +12,6 @@ import yaml
 
 from pipelines.deploy.migrate.sources import WORDS, OldDeployment, OldSetting, read_old
 from pipelines.deploy.migrate.translate import MODEL, Draft, Formats, State, Word, arguments, judge, text, translate
-from pipelines.deploy.output import write_folder
 from pipelines.deploy.trtllm_serve import LAUNCH, QUIET
 from pipelines.document import blocks
 from pipelines.document.show import number, percent
@@ -20,6 +19,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat
 from pipelines.engines.registry import TENSORRT_LLM
 from pipelines.host.disk import check_folders, relative_to_cwd
+from pipelines.host.files import write_folder
 from pipelines.host.machine import gather
 from pipelines.host.screen import say, warn
 from pipelines.plan.deployment import Deployment

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipelines.deploy import output
 from pipelines.deploy.commands import write_manifests
 from pipelines.deploy.facts import read_served
-from pipelines.deploy.output import INDEX, write_folder
 from pipelines.domain.errors import UserError
+from pipelines.host import files
+from pipelines.host.files import INDEX, write_folder
 from pipelines.host.machine import Machine
 from pipelines.settings.compose import load
 from tests.support.deployments import repository
@@ -74,7 +74,7 @@ def test_a_write_that_fails_leaves_the_old_files(tmp_path, monkeypatch):
     def full(self, *words, **more):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(output.Path, "write_text", full)
+    monkeypatch.setattr(files.Path, "write_text", full)
     with pytest.raises(UserError, match="No space left on device"):
         write_folder(folder, {"a/b": "2"}, command="make manifests", setting="manifests.folder")
     assert content(folder) == before
@@ -91,7 +91,7 @@ def test_a_swap_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch):
             raise OSError(5, "Input/output error")
         return real(self, target)
 
-    monkeypatch.setattr(output.Path, "rename", rename)
+    monkeypatch.setattr(files.Path, "rename", rename)
     with pytest.raises(UserError, match="Input/output error"):
         write_folder(folder, {"a": "2"}, command="make manifests", setting="manifests.folder")
     assert (folder / "a").read_text() == "1"
