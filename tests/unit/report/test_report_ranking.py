@@ -14,9 +14,8 @@ from pipelines.domain.errors import UserError
 from pipelines.predict.config import PriceSettings
 from pipelines.report.collect import collect
 from pipelines.report.compare import comparison
-from pipelines.report.ranking import NO_LOAD, NO_TTFT, ranking
 from pipelines.report.report_command import report
-from pipelines.report.sections import document
+from pipelines.report.sections import NO_LOAD, NO_TTFT, document, ranking
 from pipelines.report.stored import ReportedNumbers, attachments, earlier_numbers, side_by_side
 from pipelines.report.tiles import tiles, usd_per_hour
 from pipelines.store.store import Store
