@@ -6,18 +6,16 @@ Exit codes: 0 nothing got worse; 3 a regression; 1 a cell failed, or none could 
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
-import shlex
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,25 +28,25 @@ from pipelines.domain.units import show_seconds
 from pipelines.engines.registry import choose
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_json, write_text
-from pipelines.host.lifetimes import child_process
 from pipelines.host.machine import Machine, gather, library_versions
 from pipelines.host.screen import say, warn, wrapped
 from pipelines.nightly import facts
 from pipelines.nightly.accuracy import Record, measured_loss
 from pipelines.nightly.config import NightlySettings
-from pipelines.nightly.matrix import NightlyCell, cells, own_overrides
 from pipelines.nightly.sentences import History, by_reason, causes, headline
 from pipelines.nightly.trend import trend_document
 from pipelines.nightly.verdict import NightVerdict, is_suspect, judge, with_measurement
+from pipelines.plan.plan import make_plan
 from pipelines.run.runner import git_commit
+from pipelines.settings.by_hydra import parse_override
 from pipelines.settings.compose import load
+from pipelines.settings.groups import groups
 from pipelines.settings.root import Settings
 from pipelines.store.store import Store, fingerprint
+from pipelines.sweep.cells import SweepCell, run_process
 
 # Measure the cells of a run one after another; each writes its line in the history before the next begins.
 
-GRACE_S = 90
-"""Seconds that a stopped cell may take to drain its server."""
 RESUMED = timedelta(hours=18)
 """A run older than this is not resumed, because its results would mix two nights."""
 
@@ -157,7 +155,7 @@ def _cell(night: Night, cell: NightlyCell, own: Settings, number: int, count: in
     values = facts.deciding(own)
     digest = facts.digest(values)
     night.history.keep_settings(digest, values)
-    log = night.logs / f"{number:02}-{cell.name.replace(' ', '_').replace('/', '_')}.log"
+    job = SweepCell(number, "all", (*cell.overrides, f"paths.store='{night.store}'"), cell.name)
     record = Record(
         run=night.run,
         at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -175,63 +173,55 @@ def _cell(night: Night, cell: NightlyCell, own: Settings, number: int, count: in
         settings_digest=digest,
         machine=night.machine.to_json(),
         versions={k: v for k, v in library_versions(facts.LIBRARIES).items() if v != "absent"},
-        log=relative_to_cwd(log),
+        log=relative_to_cwd(job.log(night.logs)),
     )
-    measured = _measured(night, cell, record, log, count)
+    measured = _measured(night, own, record, job, count)
     return replace(measured, at=datetime.now(UTC).isoformat(timespec="seconds"))
 
 
-def _measured(night: Night, cell: NightlyCell, record: Record, log: Path, count: int) -> Record:
-    result = _child(night, cell, log)
-    if "not possible" in result:
-        return replace(record, status="not possible", reason=result["not possible"])
-    if "failed" in result:
-        return replace(record, reason=result["failed"])
-    fields = result["facts"] | {"versions": {**record.versions, **result["facts"]["versions"]}}
-    record = replace(record, status="done", measurements=[result["loads"]], **fields)
-    before = night.history.read().records
-    for _ in range(night.settings.nightly.confirmations):
-        if not is_suspect(before, record, night.settings.nightly, count):
-            break
-        say("  looks worse than before; measuring again")
-        again = _child(night, cell, log)
-        if "loads" not in again:
-            return replace(record, status="failed", reason=f"measured again: {next(iter(again.values()))}")
-        record = with_measurement(record, again["loads"])
+def _measured(night: Night, own: Settings, record: Record, job: SweepCell, count: int) -> Record:
+    try:
+        make_plan(own, job.target, Store(night.store), night.machine)
+    except UserError as error:
+        return replace(record, status="not possible", reason=str(error))
+    try:
+        artifacts = _artifacts(night, job)
+        fields = facts.of_artifacts(artifacts, night.since)
+        record = replace(record, **fields | {"versions": {**record.versions, **fields["versions"]}})
+        record = replace(record, status="done", measurements=[facts.loads(artifacts["benchmark"])])
+        before = night.history.read().records
+        for _ in range(night.settings.nightly.confirmations):
+            if not is_suspect(before, record, night.settings.nightly, count):
+                break
+            say("  looks worse than before; measuring again")
+            record = with_measurement(record, facts.loads(_artifacts(night, job)["benchmark"]))
+    except UserError as error:
+        again = "measured again: " if record.status == "done" else ""
+        return replace(record, status="failed", reason=f"{again}{error}")
     return record
 
 
-def _child(night: Night, cell: NightlyCell, log: Path) -> dict[str, Any]:
-    """Run one measurement in its own process.
+def _artifacts(night: Night, job: SweepCell) -> dict[str, Path]:
+    """Run one measurement in its own process, which may crash or run out of memory, and return its artifacts.
 
-    Returns:
-        the result of `pipelines.nightly.cell`, or {"failed": reason} if it ended without writing one.
+    Raises:
+        UserError: why there are none.
     """
     timeout_s = night.settings.nightly.timeout_s
-    result = log.with_suffix(".json")
-    result.unlink(missing_ok=True)
-    overrides = [*cell.overrides, f"paths.store='{night.store}'"]
-    command = [sys.executable, "-m", "pipelines.nightly.cell", str(result), night.since.isoformat(), *overrides]
-    with log.open("a") as output:
-        output.write(f"$ {shlex.join(command)}\n")
-        output.flush()
-        options = {"stdout": output, "stderr": subprocess.STDOUT, "start_new_session": True}
-        try:
-            with child_process(command, grace_s=GRACE_S, **options) as process:
-                code = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return {"failed": f"took longer than nightly.timeout_s={timeout_s:g}; stopped"}
-    if result.is_file():
-        answer: dict[str, Any] = json.loads(result.read_text())
-        return answer
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return {"failed": f"{how}; see {relative_to_cwd(log)}"}
+    job.write(night.logs)
+    try:
+        job = run_process(job, night.logs, timeout_s=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"took longer than nightly.timeout_s={timeout_s:g}; stopped") from None
+    if job.state == "failed":
+        raise UserError(job.reason)
+    return {node: Path(place) for node, place in job.artifacts.items()}
 
 
 def summary(record: Record, settings: NightlySettings) -> str:
     """Summarize the outcome of a cell in one line."""
     if record.status != "done":
-        return f"{record.status}: {record.reason}"
+        return f"{record.status}: {record.reason}" + (f"; log: {record.log}" if record.status == "failed" else "")
     best = max(record.measurements[-1], key=lambda load: float(load["output_tokens_per_s"]))
     text = f"{best['output_tokens_per_s']:,.0f} output tokens/s at {best['load']}"
     if record.accuracy and record.accuracy["loss_percent"] is not None:
@@ -317,3 +307,93 @@ def words(history: History, verdict: NightVerdict) -> list[str]:
     lines += [f"FAILED  {cells}: {reason}" for cells, reason in by_reason(verdict.failures)]
     lines.append(headline(verdict))
     return [wrapped(line) for line in lines]
+
+
+# Expand settings and the user's overrides into the cells of a run.
+
+FOLDER = "model.path"
+OWN = ("nightly",)
+"""Overrides that apply to the run itself."""
+PLACES = ("paths", "report")
+"""Overrides that apply to the run and to every cell."""
+NOT_ASKED = (*PLACES, "workload", "benchmark", "eval")
+"""Overrides that do not separate series: folders, and the questions, which are compared one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class NightlyCell:
+    """One combination.
+
+    Attributes:
+        name: values of the axes, for display.
+        overrides: complete, as on the command line.
+        key: identifies what was requested; the same on every night, even if defaults change.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    key: str
+
+
+def own_overrides(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides that concern the run: the matrix and the folders."""
+    return [text for text in overrides if _key(text).split(".")[0] in (*OWN, *PLACES)]
+
+
+def cells(settings: NightlySettings, overrides: Sequence[str]) -> list[NightlyCell]:
+    """List all cells in the order they run; the last axis varies fastest.
+
+    Args:
+        settings: contain the matrix.
+        overrides: from the command line. One that names an axis, or gives a list of values, replaces that axis; the
+            others apply to every cell and take precedence over the matrix. A folder (model.path) is the only model.
+
+    Raises:
+        UserError: an override cannot be read, or there is no axis.
+    """
+    axes = {axis: list(values) for axis, values in settings.matrix.items()}
+    for_all: list[str] = []
+    for text in overrides:
+        key = _key(text)
+        if key.split(".")[0] in OWN:
+            continue
+        values = _values(text)
+        if key == FOLDER:  # of a model of the user's own, which would be measured under the names of the others
+            axes = {FOLDER if axis == "model" else axis: each for axis, each in axes.items()} | {FOLDER: values}
+        elif key in axes or len(values) > 1:
+            axes[key] = values
+        else:
+            for_all.append(text)
+    if not axes:
+        raise UserError("The nightly matrix has no axis.", todo="Set one: nightly.matrix={quant:[none,fp8]}")
+    return [
+        _combined(dict(zip(axes, combination, strict=True)), settings, for_all)
+        for combination in itertools.product(*axes.values())
+    ]
+
+
+def _combined(axes: Mapping[str, str], settings: NightlySettings, for_all: Sequence[str]) -> NightlyCell:
+    some = [
+        text
+        for cell in settings.cells
+        if all(axes.get(axis) == value for axis, value in cell.when.items())
+        for text in cell.set
+    ]
+    overrides = {_key(text): text for text in (*settings.set, *some, *for_all)}  # the last one wins
+    decided = sorted(text for key, text in overrides.items() if key.split(".")[0] not in NOT_ASKED)
+    chosen = [f"{axis}={value}" for axis, value in axes.items()]
+    names = groups()
+    name = " ".join(value if axis in names else f"{axis}={value}" for axis, value in axes.items())
+    return NightlyCell(name, (*chosen, *overrides.values()), fingerprint([sorted(chosen), decided])[:16])
+
+
+def _key(text: str) -> str:
+    return str(parse_override(text).get_key_element().lstrip("+~"))
+
+
+def _values(text: str) -> list[str]:
+    """Return the values of `key=a,b`; a single value otherwise."""
+    parsed = parse_override(text)
+    if parsed.is_sweep_override():
+        return [str(value) for value in parsed.sweep_string_iterator()]
+    return [parsed.get_value_element_as_str()]

@@ -172,7 +172,34 @@ class Watch:
 # One process per cell, whatever the launcher: memory, GPUs and MPI are free again for the next cell, a crash ends
 # nothing else, and a sweep behaves the same wherever it runs.
 
-STOP_S = 30.0  # time for a stopped cell to drain its server and remove staging folders
+STOP_S = 90.0  # time for a stopped cell to drain its server and remove staging folders
+
+
+def run_process(cell: SweepCell, folder: Path, *, shown: bool = False, timeout_s: float | None = None) -> SweepCell:
+    """Run a cell in a process of its own to the end, and return its result; without one it has failed.
+
+    Args:
+        cell: as its file in `folder` has it.
+        folder: of the sweep.
+        shown: whether it prints to this terminal rather than to its log.
+        timeout_s: seconds after which it is stopped.
+
+    Raises:
+        subprocess.TimeoutExpired: it was stopped.
+    """
+    command = [sys.executable, "-m", "pipelines.sweep.cell", str(cell.file(folder))]
+    python_path = os.pathsep.join([str(PROJECT_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "PYTHONPATH": python_path}
+    with (
+        nullcontext() if shown else cell.log(folder).open("ab") as out,
+        child_process(command, grace_s=STOP_S, stdout=out, stderr=out, env=env) as process,
+    ):
+        code = process.wait(timeout_s)
+    after = cell.fresh(folder)
+    if not after.ended:
+        after = after.failed(f"its process ended with {_how(code)}")
+        after.write(folder)
+    return after
 
 
 @dataclass(frozen=True)
@@ -200,23 +227,9 @@ class RunCell:
         cell = read(file)
         if self.shown:
             say(f"\n[{cell.number}] {cell.words}")
-        code = self._run(cell)
-        after = cell.fresh(self.folder)
-        if not after.ended:
-            after = after.failed(f"its process ended with {_how(code)}")
-            after.write(self.folder)
+        after = run_process(cell, self.folder, shown=self.shown)
         if self.shown and after.state == "failed":
             say(f"failed: {after.reason}")
-
-    def _run(self, cell: SweepCell) -> int:
-        command = [sys.executable, "-m", "pipelines.sweep.cell", str(cell.file(self.folder))]
-        python_path = os.pathsep.join([str(PROJECT_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        env = {**os.environ, "PYTHONPATH": python_path}
-        with (
-            nullcontext() if self.shown else cell.log(self.folder).open("ab") as out,
-            child_process(command, grace_s=STOP_S, stdout=out, stderr=out, env=env) as process,
-        ):
-            return process.wait()
 
 
 def _how(code: int) -> str:
