@@ -160,8 +160,9 @@ def burst(case: PublishedCase, cost: IterationCost, slots: int, kv_tokens: int) 
 
 
 def trace(case: PublishedCase, cost: IterationCost, kv_tokens: int) -> LoopResult:
-    """Replay the requests of a trace; several instances take them in turn, and are alike."""
-    arrival, isl, osl = (column[:: case.instances] for column in traced(case.setup.model.name))
+    """Replay the requests of a trace; instances and attention data parallel ranks take them in turn, and are alike."""
+    servers = case.instances * case.setup.lanes
+    arrival, isl, osl = (column[::servers] for column in traced(case.setup.model.name))
     slots, stated = TRACED[case.setup.gpu.name]
     ahead = case.setup.runs_on.ahead
     protocol = Protocol(1, 1.0, "inflight_chunked", "MAX_UTILIZATION", 2048, ahead=ahead, slots=slots)
