@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.formats import BY_ALIAS, FORMATS, KvFormat, kv_formats_for
@@ -146,6 +149,13 @@ def case_of(row: Mapping[str, str]) -> PublishedCase:
         source=row["source"],
         note=row["note"],
     )
+
+
+@cache
+def published_cases() -> tuple[list[dict[str, str]], list[PublishedCase], Any]:
+    """Return the public rows without typos of their source, their cases, and what was measured, float64[rows]."""
+    rows = [row for row in read_rows(PUBLISHED) if not row["suspect"]]
+    return rows, [case_of(row) for row in rows], np.array([float(row["value"]) for row in rows])
 
 
 @cache

@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,9 +20,8 @@ from pipelines.predict.performance.performance import PerformanceModel
 from scripts.published import stages
 from scripts.published.cases import PUBLISHED, read_rows
 from scripts.published.predict import predict
+from scripts.published_fit.accuracy import validated
 
-VALIDATED = Path(__file__).parents[1] / "published_fit" / "cross_validation.csv.gz"
-"""The prediction for each published row when its group was left out of the fit."""
 KEPT = Path(__file__).parent / "data" / "kept_apart.csv"
 MODES = {
     "closed loop": ("closed_loop_concurrency",),
@@ -38,12 +35,7 @@ Errors = dict[str, list[tuple[float, bool]]]
 
 def published() -> Errors:
     """Return the errors of latencies in cross-validation, by mode and metric."""
-    with gzip.open(VALIDATED, "rt", encoding="utf-8", newline="") as lines:
-        by_case = {
-            row["case_id"]: {name: float(row[name]) for name in ("predicted", "low", "high")}
-            for row in csv.DictReader(lines)
-        }
-    errors: Errors = defaultdict(list)
+    by_case, errors = validated(), defaultdict(list)
     for row in read_rows(PUBLISHED):
         mode = next((name for name, modes in MODES.items() if row["mode"] in modes), None)
         if mode and row["metric"] in NAMES and (each := by_case.get(row["case_id"])):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from pipelines.host.files import replacing
 from pipelines.predict.performance.performance import MIXTURES_OF, SPREAD, WIDER, PerformanceModel, Provenance
 from pipelines.predict.performance.physics import BOUNDS, Parameters
 from scripts.published.bench import SIMULATED, StackedCases
-from scripts.published.cases import PUBLISHED, PublishedCase, case_of, read_rows
+from scripts.published.cases import PublishedCase, case_of, published_cases, read_rows
 
 # Correct a prediction with the errors of similar measurements, fading with distance.
 #
@@ -35,6 +36,8 @@ from scripts.published.cases import PUBLISHED, PublishedCase, case_of, read_rows
 # log(input tokens), log(output tokens), log(ranks), log(requests together) and with each of framework, GPU, model and
 # format that differs. Far from all measurements it is 0, and the interval is as wide as without correction.
 
+VALIDATION = Path(__file__).parents[1] / "published_fit" / "validation.json"
+"""What scripts/published_fit found beside the parameters: kernels of neighbours, errors of what was left out."""
 SMOOTH = ("isl", "osl", "tp", "load")
 """Features compared by distance, as logarithms."""
 KINDS = ("framework", "family", "gpu", "model", "form", "metric", "mode")
@@ -188,18 +191,18 @@ def predict_cases(
     spread = np.array([usual.get(case.metric, SPREAD["throughput"]) * WIDER["transferred"] for case in cases])
     blocks = np.array([block_of(case) for case in cases])
     spread[blocks == MIXTURES] = model.mixtures["spread"]
-    # the public cases by id; the measured values in the file are not used
-    measured = {row["case_id"]: case_of(row) for row in read_rows(PUBLISHED)}
-    for block, taught in model.parameters.document["neighbours"].items():
-        indices = np.flatnonzero(blocks == block)
+    _, published, measured = published_cases()
+    public = np.array([block_of(case) for case in published])
+    for block, fitted in json.loads(VALIDATION.read_text(encoding="utf-8"))["neighbours"].items():
+        indices, known = np.flatnonzero(blocks == block), np.flatnonzero(public == block)
         if not len(indices):
             continue
-        codes: dict[tuple[int, str], int] = {}
-        near = points([measured[name] for name in taught["errors"]], codes)
-        errors = np.array(list(taught["errors"].values()))
-        mean, variance = correct(Kernel(**taught["kernel"]), near, errors, points([cases[i] for i in indices], codes))
+        near, codes = StackedCases([published[index] for index in known]), dict[tuple[int, str], int]()
+        errors = np.log(measured[known]) - near.log_predicted(values_of(near, model.parameters))
+        kernel, those = Kernel(**fitted["kernel"]), points([cases[index] for index in indices], codes)
+        mean, variance = correct(kernel, points(near.cases, codes), errors, those)
         logs[indices] += mean
-        spread[indices] = taught["scale"] * np.sqrt(variance)
+        spread[indices] = fitted["scale"] * np.sqrt(variance)
     low, high = logs - NORMAL_80 * spread, logs + NORMAL_80 * spread
     traces = np.flatnonzero(blocks == "")
     if len(traces):

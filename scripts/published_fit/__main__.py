@@ -6,7 +6,7 @@
 
 Reads scripts/published/data/published.csv.gz (public measurements, each with its source) and the current
 pipelines/predict/performance/parameters.json (the starting point of the fit). Writes that file, which sizing and
-`python -m scripts.published.predict` use, and cross_validation.csv.gz next to this script.
+`python -m scripts.published.predict` use, and next to this script cross_validation.csv.gz and validation.json.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import csv
 import gzip
 import hashlib
 import io
+import json
 import math
 import re
 import sys
@@ -31,10 +32,10 @@ from pipelines.host.files import write_bytes, write_json
 from pipelines.predict.performance.performance import WIDER, PerformanceModel
 from pipelines.predict.performance.physics import BOUNDS, FILE, Parameters
 from scripts.published.bench import StackedCases
-from scripts.published.cases import PUBLISHED, PublishedCase, case_of, read_rows
-from scripts.published.predict import NORMAL_80, trace_interval, values_of
-from scripts.published_fit.accuracy import ENOUGH_ROWS_OF_FAMILY, GOALS, UNSEEN, VALIDATED, goals_of
-from scripts.published_fit.crossvalidation import FOLDS, Neighbours, folds, refit, score
+from scripts.published.cases import PUBLISHED, PublishedCase, published_cases
+from scripts.published.predict import NORMAL_80, VALIDATION, trace_interval, values_of
+from scripts.published_fit.accuracy import ENOUGH_ROWS_OF_FAMILY, VALIDATED
+from scripts.published_fit.crossvalidation import Neighbours, folds, refit, score
 from scripts.published_fit.fit import Design, Fitted, fit
 from scripts.published_fit.priors import PRIORS
 
@@ -59,9 +60,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Fit, validate and write the result."""
     options = arguments()
-    rows = [row for row in read_rows(PUBLISHED) if not row["suspect"]]
-    cases = [case_of(row) for row in rows]
-    measured = np.array([float(row["value"]) for row in rows])
+    rows, cases, measured = published_cases()
     bench = StackedCases(cases)
     design = Design.of(bench.labels)
     began = time.monotonic()
@@ -77,18 +76,16 @@ def main() -> None:
     physics, corrected, spread = validate(design, bench, fitted, neighbours, np.log(measured), fold, tell)
     scale = scales(neighbours.block, corrected, spread)
     spread *= np.array([scale.get(name, 1.0) for name in neighbours.block])
-    before = Parameters.load().document
     log_measured = np.log(measured)
     kinds = KINDS_LEFT_OUT if options.transfer else ("gpu",)  # intervals need the GPUs
     scores, unseen = transfer(design, bench, fitted, neighbours, log_measured, kinds, tell)
-    scores = before.get("transfer", {}) | scores
+    scores = json.loads(VALIDATION.read_text(encoding="utf-8"))["transfer"] | scores
     usual = spreads(bench, physics, unseen)
     low, high = (corrected + side * NORMAL_80 * spread for side in (-1, 1))
     model = PerformanceModel(replace(design.parameters(fitted.theta), document={"spread": usual}))
     traces = np.flatnonzero(neighbours.block == "")
     for end, ratios in zip((low, high), trace_ratios([cases[index] for index in traces], model), strict=True):
         end[traces] = corrected[traces] + ratios
-    covered = (low <= 0) & (high >= 0)
     document = {
         "made_by": "scripts/published_fit",
         "data": {
@@ -99,18 +96,17 @@ def main() -> None:
         "parameters": parameters_of(design, fitted),
         "labels": labels_of(bench, [row["group_id"] for row in rows]),
         "spread": usual,
-        "goals": goals(bench, corrected, measured) | {UNSEEN: scores["gpu"]["all"]},
-        "cross_validation": {
-            "folds": FOLDS,
-            "formula": table(bench, physics, measured, None),
-            "with_neighbours": table(bench, corrected, measured, covered),
+        "mixtures": Parameters.load().document["mixtures"],
+    }
+    write_json(FILE, document, sort_keys=False)
+    validation = {
+        "neighbours": {
+            name: {"kernel": asdict(kernel), "scale": scale[name]} for name, kernel in neighbours.kernels.items()
         },
         "transfer": scores,
         "of_an_earlier_fit": [] if options.transfer else ["transfer"],
-        "mixtures": before.get("mixtures", {}),
-        "neighbours": taught(rows, neighbours, errors, scale),
     }
-    write_json(FILE, document, sort_keys=False)
+    write_json(VALIDATION, validation, sort_keys=False)
     write_validated(rows, measured, np.exp([physics, corrected, low, high]))
     tell(f"wrote {FILE}")
 
@@ -243,30 +239,6 @@ def spreads(bench: StackedCases, physics: Any, unseen: Any) -> dict[str, dict[st
     return result
 
 
-def goals(bench: StackedCases, corrected: Any, measured: Any) -> dict[str, dict[str, float]]:
-    """Score the measurements that each goal applies to."""
-    of_case = [goals_of(case) for case in bench.cases]
-    scores = {}
-    for name in GOALS:
-        at = np.array([name in each for each in of_case])
-        if at.any():
-            scores[name] = score(corrected[at], measured[at] * np.exp(corrected[at]), measured[at])
-    return scores
-
-
-def table(bench: StackedCases, residuals: Any, measured: Any, covered: Any) -> dict[str, dict[str, float]]:
-    """Return scores by source, mode, framework family and metric."""
-    cases = bench.cases
-    names = np.array([f"{c.source} | {c.mode} | {c.setup.runs_on.family} | {c.metric}" for c in cases])
-    scores = {}
-    for name in sorted(set(names)):
-        at = names == name
-        scores[name] = score(
-            residuals[at], measured[at] * np.exp(residuals[at]), measured[at], None if covered is None else covered[at]
-        )
-    return scores
-
-
 def transfer(
     design: Design, bench: StackedCases, fitted: Fitted, neighbours: Neighbours, log_measured: Any,
     kinds: Sequence[str], tell: Any,
@@ -294,19 +266,6 @@ def transfer(
             tell(f"{name} left out: median {scores[kind][name]['median']:.1f}")
         scores[kind]["all"] = score(errors, value * np.exp(errors), value)
     return scores, unseen
-
-
-def taught(rows: Any, neighbours: Neighbours, errors: Any, scale: dict[str, float]) -> dict[str, Any]:
-    """Collect by block what predictions need: the kernel, the scale of its spread and the measured cases' errors."""
-    ids = np.array([row["case_id"] for row in rows])
-    return {
-        name: {
-            "kernel": asdict(kernel),
-            "scale": scale[name],
-            "errors": {ids[at]: round(float(errors[at]), 5) for at in np.flatnonzero(neighbours.block == name)},
-        }
-        for name, kernel in neighbours.kernels.items()
-    }
 
 
 def write_validated(rows: Any, measured: Any, ratios: Any) -> None:

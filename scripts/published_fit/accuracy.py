@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import gzip
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.published.cases import PublishedCase
+import numpy as np
+
+from scripts.published.cases import PublishedCase, published_cases
+from scripts.published_fit.crossvalidation import score
+
+Score = Mapping[str, float]
 
 VALIDATED = Path(__file__).with_name("cross_validation.csv.gz")
 """The prediction for each published row when its group was left out of the fit."""
@@ -78,6 +86,32 @@ def goals_of(case: PublishedCase) -> list[str]:
             return ["static prefill"]
         return ["static tokens/s"] if rate else []
     return ["MLPerf offline tokens/s"] if case.mode == "mlperf_offline" else []
+
+
+def case_scores(names_of: Callable[[PublishedCase], Iterable[str]]) -> dict[str, tuple[Score, Score]]:
+    """Return, by each name of a case, the scores of the formula and of predictions with neighbours, for rows left out.
+
+    Args:
+        names_of: names of the groups that a case belongs to.
+    """
+    found, groups = validated(), defaultdict(list)
+    for row, case, value in zip(*published_cases(), strict=True):
+        each = found[row["case_id"]]
+        formula, predicted, low, high = (float(each[name]) for name in ("formula", "predicted", "low", "high"))
+        for name in names_of(case):
+            groups[name].append((formula, predicted, value, low <= value <= high))
+    scores: dict[str, tuple[Score, Score]] = {}
+    for name, rows in groups.items():
+        formulas, corrected, values, covered = (np.array(column) for column in zip(*rows, strict=True))
+        ratios = np.log([formulas / values, corrected / values])
+        scores[name] = score(ratios[0], formulas, values), score(ratios[1], corrected, values, covered)
+    return scores
+
+
+def validated() -> dict[str, dict[str, str]]:
+    """Return what was predicted for each published row when its group was left out of the fit, by case."""
+    with gzip.open(VALIDATED, "rt", encoding="utf-8", newline="") as lines:
+        return {row["case_id"]: row for row in csv.DictReader(lines)}
 
 
 def verdict(goal: Goal, score: Mapping[str, float]) -> str:

@@ -5,9 +5,7 @@ python -m scripts.published_fit.accuracy_docs
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,18 @@ from pipelines.host.files import write_text
 from pipelines.predict.performance.performance import LEAST_CONFIGURATIONS
 from pipelines.predict.performance.physics import BOUNDS, Parameters
 from scripts.published.cases import PUBLISHED, read_rows
-from scripts.published_fit.accuracy import ENOUGH_ROWS_OF_FAMILY, GOALS, VALIDATED, verdict
+from scripts.published.predict import VALIDATION
+from scripts.published_fit.accuracy import (
+    ENOUGH_ROWS_OF_FAMILY,
+    GOALS,
+    UNSEEN,
+    case_scores,
+    goals_of,
+    validated,
+    verdict,
+)
+from scripts.published_fit.crossvalidation import FOLDS
+from scripts.published_fit.priors import PRIORS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PICTURE = "pictures/accuracy.png"
@@ -27,6 +36,8 @@ PANELS = (
     ("Prefill, ms", "static_batch", ("ttft_ms", "prefill_batch_ms")),
     ("Tokens/s, MLPerf", "mlperf", ("output_tok_s",)),
 )
+FITTED = 1e-3
+"""Deviation of a prior above which the shared value is fitted, and not only that of mixtures."""
 WORST = 4
 """Of each kind that was left out, so many with the largest errors are shown."""
 BEGIN = "<!-- accuracy: made by python -m scripts.published_fit.accuracy_docs -->"
@@ -43,8 +54,8 @@ To predict a table of your own cases:
     python -m scripts.published.predict --cases FILE.csv --out FILE.csv
 
 Data and licences: [scripts/published/data](../scripts/published/data/README.md). This section
-is written by `python -m scripts.published_fit.accuracy_docs` from `pipelines/predict/performance/parameters.json`; no
-number is typed by hand.
+is written by `python -m scripts.published_fit.accuracy_docs` from what `scripts/published_fit` writes; no number is
+typed by hand.
 
 ### Goals
 
@@ -74,14 +85,14 @@ tensor cores (A100), FP4 before Blackwell, and numbers of ranks that do not divi
 ### Transfer
 
 Here whole GPUs, models or framework versions were left out of both the fit and the neighbours: all of a kind, and the
-{worst} with the largest mean error (MAPE). The file has every one (`transfer`).{older_transfer}
+{worst} with the largest mean error (MAPE). `validation.json` there has every one.{older_transfer}
 
 | left out | n | median | MAPE | 90 % below | bias | rank corr. |
 |---|---|---|---|---|---|---|
 {transfer}
 
-Parameters at a bound of what physics allows: {bounds}. The file has their values with 90 % intervals (`parameters`),
-and offsets by framework, GPU, format and link.
+Parameters at a bound of what physics allows: {bounds}. `parameters.json` has the values with 90 % intervals, and
+offsets by framework, GPU, format and link.
 
 ### What was held out, and what the intervals cover
 
@@ -112,23 +123,24 @@ and offsets by framework, GPU, format and link.
 
 def main() -> None:
     """Write the section and its picture."""
-    document = Parameters.load().document
-    cross, older = document["cross_validation"], document["of_an_earlier_fit"]
+    document, validation = Parameters.load().document, json.loads(VALIDATION.read_text(encoding="utf-8"))
     bound = [
         f"`{name}`"
         for name, entry in document["parameters"].items()
-        if not BOUNDS[name][0] * 1.02 < entry["value"] < BOUNDS[name][1] / 1.02
+        if PRIORS[name].spread > FITTED and not BOUNDS[name][0] * 1.02 < entry["value"] < BOUNDS[name][1] / 1.02
     ]
     section = TEXT.format(
-        folds=cross["folds"],
+        folds=FOLDS,
         rows=document["data"]["rows"],
         picture=PICTURE,
-        goals="\n".join(goal_lines(document["goals"])),
-        table="\n".join(table_lines(cross)),
-        transfer="\n".join(transfer_lines(document["transfer"])),
+        goals="\n".join(goal_lines(goal_scores(validation["transfer"]))),
+        table="\n".join(table_lines()),
+        transfer="\n".join(transfer_lines(validation["transfer"])),
         worst=WORST,
         bounds=", ".join(bound) or "none",
-        older_transfer=" Models and versions are of an earlier fit." if "transfer" in older else "",
+        older_transfer=" Models and versions are of an earlier fit."
+        if "transfer" in validation["of_an_earlier_fit"]
+        else "",
         enough=ENOUGH_ROWS_OF_FAMILY,
         least=LEAST_CONFIGURATIONS,
     )
@@ -136,6 +148,12 @@ def main() -> None:
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     write_text(page, f"{before}{BEGIN}\n\n{section}\n{END}{rest.partition(END)[2]}")
     draw(DOCS / PICTURE)
+
+
+def goal_scores(transfer: Any) -> dict[str, Any]:
+    """Return the score of each goal."""
+    scores = {name: corrected for name, (_, corrected) in case_scores(goals_of).items()}
+    return scores | {UNSEEN: transfer["gpu"]["all"]}
 
 
 def goal_lines(scores: Any) -> list[str]:
@@ -151,14 +169,14 @@ def goal_lines(scores: Any) -> list[str]:
     return lines
 
 
-def table_lines(cross: Any) -> list[str]:
+def table_lines() -> list[str]:
     """Format one line per source, mode, family and metric."""
+    scores = case_scores(lambda case: [", ".join((case.source, case.mode, case.setup.runs_on.family, case.metric))])
     return [
-        f"| {name.replace(' | ', ', ')} | {score['n']} | {plain['median']:.1f} / {plain['mape']:.1f} "
+        f"| {name} | {score['n']} | {plain['median']:.1f} / {plain['mape']:.1f} "
         f"| {score['median']:.1f} / {score['mape']:.1f} | {score['p90']:.1f} | {score['bias']:+.1f} "
         f"| {score['rank']:.2f} | {score['covered']:.0f} % |"
-        for name, score in cross["with_neighbours"].items()
-        for plain in [cross["formula"][name]]
+        for name, (plain, score) in sorted(scores.items())
     ]
 
 
@@ -184,8 +202,7 @@ def draw(path: Path) -> None:
     from matplotlib import pyplot
 
     rows = {row["case_id"]: row for row in read_rows(PUBLISHED)}
-    text = gzip.decompress(VALIDATED.read_bytes()).decode()
-    pairs = [(rows[each["case_id"]], each) for each in csv.DictReader(io.StringIO(text))]
+    pairs = [(rows[name], each) for name, each in validated().items()]
     figure, axes = pyplot.subplots(2, 3, figsize=(12, 8), constrained_layout=True)
     colours: dict[str, Any] = {}
     for axis, (title, mode, metrics) in zip(axes.flat, PANELS, strict=True):
