@@ -244,8 +244,8 @@ def int4_weights(folder: Path, names: Sequence[str]) -> list[Any]:
     import numpy as np
 
     from pipelines.checkpoint.declarations import packing_of, quantization_of
-    from pipelines.checkpoint.dequantize import scale_groups
     from pipelines.checkpoint.packings import decode_int4
+    from pipelines.checkpoint.read import scale_groups
 
     packing = packing_of(quantization_of(folder, json.loads((folder / "config.json").read_text())) or {})
     tensors = {

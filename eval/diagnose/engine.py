@@ -18,8 +18,7 @@ import numpy as np
 
 from eval.diagnose import arithmetic
 from eval.diagnose.result import ACTIVATION, PREQUANT, QKV, Finding
-from pipelines.checkpoint.dequantize import dequantize
-from pipelines.checkpoint.read import Checkpoint
+from pipelines.checkpoint.read import Checkpoint, dequantize
 from pipelines.checkpoint.tensors import numpy_dtype
 from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import FLOAT_WEIGHTS, Activation, KvFormat

@@ -10,8 +10,7 @@ import numpy as np
 
 from eval.diagnose import arithmetic
 from eval.diagnose.result import LINEARS, PREQUANT, QKV, SCALE, SECOND, Examined
-from pipelines.checkpoint.dequantize import dequantize
-from pipelines.checkpoint.read import Checkpoint
+from pipelines.checkpoint.read import Checkpoint, dequantize
 from pipelines.domain.formats import FLOAT_WEIGHTS, FP4_WEIGHTS, INT8_WEIGHTS, FormatSpec, WeightKind
 
 if TYPE_CHECKING:

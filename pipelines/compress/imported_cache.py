@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 
 from pipelines.checkpoint.config_json import KV_SCALE
-from pipelines.checkpoint.dequantize import dequantize
-from pipelines.checkpoint.read import Checkpoint
+from pipelines.checkpoint.read import Checkpoint, dequantize
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.checkpoint.unified import linear_shapes
 from pipelines.compress.calibration import CalibrationSet, seed_everything

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipelines.checkpoint.dequantize import dequantize
-from pipelines.checkpoint.read import Checkpoint
+from pipelines.checkpoint.read import Checkpoint, dequantize
 from pipelines.compress.by_tensor import NORMS
 from pipelines.compress.contexts import muted
 from pipelines.compress.loading import load_model

@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from pipelines.checkpoint.dequantize import E2M1_VALUES
+from pipelines.checkpoint.read import E2M1_VALUES
 from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.unified import fused_with
 from pipelines.compress.config import QuantSettings

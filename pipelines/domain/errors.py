@@ -128,7 +128,7 @@ def read_record(kind: type[Record], data: Any, source: str, *, what: str, todo: 
     from pydantic import ValidationError
 
     try:
-        record: Record = _adapter(cast(Any, kind)).validate_json(json.dumps([data]))[0]
+        record: Record = _adapter(cast("Any", kind)).validate_json(json.dumps([data]))[0]
     except ValidationError as error:
         raise UserError(f"{source} is not {what}: {_reason(error.errors())}.", todo=todo) from None
     return record
@@ -152,7 +152,7 @@ class JsonFile:
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain JSON values."""
-        return asdict(cast(Any, self))
+        return asdict(cast("Any", self))
 
     def save(self, path: Path) -> None:
         """Write the file."""

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.checkpoint.dequantize import dequantize
-from pipelines.checkpoint.read import Checkpoint
+from pipelines.checkpoint.read import Checkpoint, dequantize
 from pipelines.checkpoint.unified import verify_unified
 from pipelines.checkpoint.verify import verify
 from pipelines.compress.config import CalibrationSettings, SparsitySettings

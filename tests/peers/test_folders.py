@@ -16,8 +16,7 @@ from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from pipelines.checkpoint.dequantize import dequantize
-from pipelines.checkpoint.read import Checkpoint
+from pipelines.checkpoint.read import Checkpoint, dequantize
 from pipelines.checkpoint.verify import verify
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine

@@ -17,7 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from pipelines.checkpoint.dequantize import E2M1_VALUES
+from pipelines.checkpoint.read import E2M1_VALUES
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.engines.tensorrt_edge.read_back import Graph, fragments_to_int4
 

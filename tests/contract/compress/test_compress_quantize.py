@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.checkpoint.dequantize import dequantize
-from pipelines.checkpoint.read import Checkpoint
+from pipelines.checkpoint.read import Checkpoint, dequantize
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.checkpoint.verify import verify
 from pipelines.compress.config import CalibrationSettings

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.checkpoint.dequantize import dequantize
-from pipelines.checkpoint.read import Checkpoint
+from pipelines.checkpoint.read import Checkpoint, dequantize
 from pipelines.checkpoint.tensors import read_header
 from pipelines.compress.quantizing import quantize
 from pipelines.compress.specs import QuantSpec

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.given import import_faults
-from pipelines.checkpoint.read import Checkpoint
+from pipelines.checkpoint.read import Checkpoint, dequantize
 from pipelines.checkpoint.verify import verify
 from pipelines.compress.quantizing import quantize
 from pipelines.domain.errors import UserError

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.given import import_faults
-from pipelines.checkpoint.read import Checkpoint
+from pipelines.checkpoint.read import Checkpoint, dequantize
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.checkpoint.verify import verify
 from pipelines.compress import modelopt_door

@@ -13,8 +13,7 @@ pytestmark = pytest.mark.thorough
 torch = pytest.importorskip("torch")
 modelopt = pytest.importorskip("modelopt")
 
-from pipelines.checkpoint.dequantize import dequantize  # noqa: E402 - after the skips
-from pipelines.checkpoint.read import Checkpoint  # noqa: E402
+from pipelines.checkpoint.read import Checkpoint, dequantize  # noqa: E402 - after the skips
 from pipelines.compress.config import CalibrationSettings, QuantSettings, SparsitySettings  # noqa: E402
 from pipelines.compress.quantizing import quantize  # noqa: E402
 from pipelines.compress.sparsifying import sparsify  # noqa: E402

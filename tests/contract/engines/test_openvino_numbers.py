@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from pipelines.checkpoint.config_json import CheckpointConfig
-from pipelines.checkpoint.dequantize import dequantize
-from pipelines.checkpoint.read import Checkpoint
+from pipelines.checkpoint.read import Checkpoint, dequantize
 from pipelines.checkpoint.verify import verify
 from pipelines.domain.formats import BY_QUANT_ALGO, KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress

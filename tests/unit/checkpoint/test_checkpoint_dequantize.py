@@ -9,8 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pipelines.checkpoint.dequantize import dequantize, unpack_e2m1
-from pipelines.checkpoint.read import Checkpoint, quantize_weight_only, unpack_int4
+from pipelines.checkpoint.read import Checkpoint, dequantize, quantize_weight_only, unpack_e2m1, unpack_int4
 from pipelines.domain.errors import UserError
 
 Write = Callable[..., Path]
