@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipelines.domain.progress import Progress, SilentProgress
-from pipelines.engines.pictures import ScoredPictures, SeeingSession
-from pipelines.engines.port import Generation, SamplingParams, Session, TokenIds
+from pipelines.engines.port import Generation, SamplingParams, ScoredPictures, SeeingSession, Session, TokenIds
 
 Request = dict[str, Any]
 

@@ -27,8 +27,7 @@ from eval.spec import EvalSpec
 from eval.verdict import Criteria, too_few
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
-from pipelines.engines.pictures import ScoredPictures, SeeingSession
-from pipelines.engines.port import ScoringSession
+from pipelines.engines.port import ScoredPictures, ScoringSession, SeeingSession
 
 LM_EVAL = "lm_eval_results.json"
 """Name of the file in lm-eval's form."""

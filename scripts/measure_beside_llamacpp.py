@@ -37,7 +37,7 @@ from typing import Any
 
 import psutil
 
-from pipelines.engines.openvino.blocks import blocks_of
+from pipelines.engines.openvino.memory import blocks_of
 from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions, kv_block_bytes, kv_precision
 from pipelines.host.supervised import SupervisedProcess
 from pipelines.serving.frontend import OpenAiFrontend

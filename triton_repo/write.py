@@ -17,7 +17,7 @@ from pipelines.checkpoint.tokenizer import opened
 from pipelines.domain.adapter import MODULES
 from pipelines.domain.errors import Fault, UserError
 from pipelines.engines.limits import EngineLimits
-from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS
+from pipelines.engines.openvino.memory import KV_BLOCK_TOKENS
 from pipelines.engines.registry import ServerBackend
 from triton_repo import llmapi, parameters
 from triton_repo.config import TritonSettings

@@ -12,11 +12,11 @@ from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import show_bytes
 from pipelines.engines.config import HardwareSettings, OpenVinoSettings
-from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.memory import (
     CpuMemory,
     CpuSizes,
     adapter_memory,
+    blocks_of,
     cpu_memory,
     in_same_process,
     inference_precision,

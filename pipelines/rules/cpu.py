@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from pipelines.domain.formats import FORMATS, UNIFORM
-from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, least_window, nearest_window
+from pipelines.engines.openvino.memory import KV_BLOCK_TOKENS, least_window, nearest_window
 from pipelines.rules.builder import longest
 from pipelines.rules.record import CPU, Cases, DeploymentFacts, Rule, listed
 
 TOPIC = "CPU engine"
 DRAFTING = ("none", "draft_target")
-WINDOW = "pipelines/engines/openvino/blocks.py: openvino_genai CacheEvictionConfig drops whole blocks (2026.4)"
+WINDOW = "pipelines/engines/openvino/memory.py: openvino_genai CacheEvictionConfig drops whole blocks (2026.4)"
 
 
 def _window(d: DeploymentFacts) -> int:

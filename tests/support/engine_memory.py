@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from pipelines.domain.progress import SilentProgress
-from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS
 from pipelines.engines.openvino.engine import OpenVinoEngine
+from pipelines.engines.openvino.memory import KV_BLOCK_TOKENS
 from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions, kv_block_bytes, kv_blocks, kv_precision
 from pipelines.engines.openvino.serving_stats import resident_bytes
 from pipelines.engines.port import SamplingParams

@@ -15,9 +15,9 @@ import openvino as ov
 import openvino_genai as genai
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.generation_request import GenerationRequest
 from pipelines.engines.openvino.lora import LoraAdapter
+from pipelines.engines.openvino.memory import blocks_of
 from pipelines.engines.openvino.pipeline import finite, open_pipeline, open_table
 from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions, kv_blocks
 from pipelines.engines.openvino.sequences import Sequence, StepOutput

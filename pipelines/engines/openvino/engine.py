@@ -14,8 +14,8 @@ from openvino import opset13 as op
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
-from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.build import build_engine
+from pipelines.engines.openvino.memory import blocks_of
 from pipelines.engines.openvino.pipeline import GuidedGenerator, open_pipeline, read_with_log_probs
 from pipelines.engines.openvino.runtime import (
     EngineFolder,
@@ -29,8 +29,16 @@ from pipelines.engines.openvino.scoring import Scorer
 from pipelines.engines.openvino.stateful import StatefulModel
 from pipelines.engines.openvino.teacher_forcing import GraphBlocks, GraphForcing, GraphHead, linear_weights
 from pipelines.engines.openvino.vision import VisualRows
-from pipelines.engines.pictures import MARK, ScoredPictures
-from pipelines.engines.port import BuildLimits, EngineFacts, Generation, NotFiniteError, SamplingParams, TokenIds
+from pipelines.engines.port import (
+    MARK,
+    BuildLimits,
+    EngineFacts,
+    Generation,
+    NotFiniteError,
+    SamplingParams,
+    ScoredPictures,
+    TokenIds,
+)
 
 # Results of the single steps of the graph while it reads a text, to find the step that is wrong.
 

@@ -21,7 +21,6 @@ from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.openvino.characters import PartialCharacters
 from pipelines.engines.openvino.lora import LoraAdapter
 from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions
-from pipelines.engines.openvino.sampling import TokenChooser
 from pipelines.engines.openvino.sequences import (
     Array,
     Likeliest,
@@ -31,7 +30,7 @@ from pipelines.engines.openvino.sequences import (
     Sequence,
     StepOutput,
 )
-from pipelines.engines.openvino.stateful import StatefulModel, StatefulSequence
+from pipelines.engines.openvino.stateful import StatefulModel, StatefulSequence, TokenChooser
 from pipelines.host.log_probs import likeliest, norms_of
 
 # Send responses: one for every token of a stream, in whole characters.

@@ -16,10 +16,9 @@ from openvino import opset13 as op
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_bytes
-from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, blocks_of
 from pipelines.engines.openvino.build import MODEL_FILE, save_graph
 from pipelines.engines.openvino.generation_request import GenerationRequest, Guides
-from pipelines.engines.openvino.memory import kv_fault
+from pipelines.engines.openvino.memory import KV_BLOCK_TOKENS, blocks_of, kv_fault
 from pipelines.engines.openvino.prompt_table import Array, TablePlaces, mapped_table
 from pipelines.engines.openvino.runtime import (
     FIRST_TOKENS,
@@ -30,8 +29,7 @@ from pipelines.engines.openvino.runtime import (
     kv_precision,
     properties,
 )
-from pipelines.engines.openvino.sampling import TokenChooser
-from pipelines.engines.openvino.stateful import StatefulModel, StatefulSequence
+from pipelines.engines.openvino.stateful import StatefulModel, StatefulSequence, TokenChooser
 from pipelines.engines.port import Generation, NotFiniteError, SamplingParams, TokenIds
 
 # Draft models for speculative decoding: check that one fits, and prepare its folder for openvino_genai.

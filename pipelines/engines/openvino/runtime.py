@@ -20,10 +20,18 @@ from pipelines.domain.formats import FORMATS, KvFormat
 from pipelines.domain.units import MIB
 from pipelines.engines.config import OpenVinoSettings
 from pipelines.engines.openvino import memory
-from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, Eviction, eviction, least_window, nearest_window
 from pipelines.engines.openvino.build import CONFIG_FILE, FLAVOUR, HEAD_PRECISION, MODEL_FILE
 from pipelines.engines.openvino.lora import LoraAdapter, apply_adapter
-from pipelines.engines.openvino.memory import inference_precision, rounds_activations, usual_kv_precision
+from pipelines.engines.openvino.memory import (
+    KV_BLOCK_TOKENS,
+    Eviction,
+    eviction,
+    inference_precision,
+    least_window,
+    nearest_window,
+    rounds_activations,
+    usual_kv_precision,
+)
 from pipelines.engines.port import BuildLimits
 from pipelines.host.lifetimes import repeated
 from pipelines.host.machine import int8_saturates

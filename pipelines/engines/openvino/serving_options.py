@@ -13,7 +13,7 @@ from typing import Any
 
 from pipelines.domain.errors import UserError
 from pipelines.engines.config import OpenVinoSettings
-from pipelines.engines.openvino.blocks import blocks_of
+from pipelines.engines.openvino.memory import blocks_of
 from pipelines.engines.openvino.runtime import (
     EngineFolder,
     OpenVinoOptions,

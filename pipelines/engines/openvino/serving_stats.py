@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, blocks_of
+from pipelines.engines.openvino.memory import KV_BLOCK_TOKENS, blocks_of
 from pipelines.engines.openvino.sequences import Sequence
 
 LENGTH_BUCKETS = (10, 50, 100, 500, 1000)

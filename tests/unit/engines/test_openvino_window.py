@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.blocks import Eviction, nearest_window
+from pipelines.engines.openvino.memory import Eviction, nearest_window
 from pipelines.engines.openvino.runtime import OpenVinoOptions
 from pipelines.rules import cpu
 from pipelines.rules.record import judge

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.generation_request import GenerationRequest, Guide, Guides, ModelLimits
 from pipelines.engines.openvino.request_inputs import read_requests
-from pipelines.engines.openvino.sampling import TokenChooser
+from pipelines.engines.openvino.stateful import TokenChooser
 from pipelines.settings.model import BUNDLED
 
 SCHEMA = {

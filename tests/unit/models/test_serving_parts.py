@@ -15,10 +15,10 @@ from pipelines.engines.openvino.characters import PartialCharacters
 from pipelines.engines.openvino.generation_request import GenerationRequest, ModelLimits
 from pipelines.engines.openvino.logits_loop import ResponseSender
 from pipelines.engines.openvino.request_inputs import read_requests
-from pipelines.engines.openvino.sampling import TokenChooser
 from pipelines.engines.openvino.sequences import Response, ResponsePart, Sequence, StepOutput
 from pipelines.engines.openvino.serving_options import ServingOptions
 from pipelines.engines.openvino.serving_stats import KvLedger
+from pipelines.engines.openvino.stateful import TokenChooser
 from pipelines.settings.model import BUNDLED
 
 MODELS = BUNDLED / "models"
