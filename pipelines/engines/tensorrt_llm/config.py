@@ -119,7 +119,7 @@ LIMITS_FOR_LOAD = ("max_batch_size", "max_input_len", "max_num_tokens", "max_seq
 """Limits that are chosen for the load where nobody gives them, see `pipelines.predict.performance.limits`."""
 
 TUNED = ("gemm_plugin", "gemm_swiglu_plugin", "multiple_profiles", "reduce_fusion", "user_buffer")
-"""Options that are chosen for speed where nobody gives them, see `pipelines.engines.tensorrt_llm.build_tuning`."""
+"""Options that are chosen for speed where nobody gives them, see `pipelines.engines.tensorrt_llm.advice`."""
 
 FACTS_ARE_LOGGED = ("info", "verbose", "debug", "trace")
 """Log levels that report sizes and seconds, which become the facts of an engine."""

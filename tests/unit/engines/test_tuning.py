@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.engines.registry import ENGINES, LLM_API, OPENVINO, TENSORRT_LLM
-from pipelines.engines.tensorrt_llm.build_tuning import ROWS
+from pipelines.engines.tensorrt_llm.advice import ROWS
 from pipelines.engines.tensorrt_llm.config import TUNED, BuildSettings
 from pipelines.engines.tuning import advice, tuned
 from pipelines.plan.deployment import Deployment
