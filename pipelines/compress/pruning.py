@@ -28,12 +28,11 @@ from pipelines.compress.calibration import (
 )
 from pipelines.compress.config import CalibrationSettings, PruningSettings
 from pipelines.compress.contexts import BATCHES, gpu_memory_named, muted
-from pipelines.compress.hidden_states import HiddenStates
 from pipelines.compress.loading import load_model, load_tokenizer
 from pipelines.compress.model_folder import ModelFolder, look_at, own_dtype, pick_device
-from pipelines.compress.one_layer import LayerSource
-from pipelines.compress.pruned_shape import pruned_shape
+from pipelines.compress.one_layer import HiddenStates, LayerSource
 from pipelines.compress.sparsifying import PrunedFolder
+from pipelines.compress.specs import pruned_shape
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import SILENT, Progress
 

@@ -28,7 +28,6 @@ from pipelines.compress.calibration import (
 from pipelines.compress.checkpoint_layout import CheckpointLayout, Copies, RanksLayout, copy_vocabulary
 from pipelines.compress.config import SEARCH_CAP, CalibrationSettings
 from pipelines.compress.contexts import f32_products, muted
-from pipelines.compress.hidden_states import HiddenStates, true_name
 from pipelines.compress.loading import load_model, load_tokenizer
 from pipelines.compress.model_folder import (
     EMBEDDING,
@@ -40,7 +39,7 @@ from pipelines.compress.model_folder import (
     torch_dtype,
 )
 from pipelines.compress.moments import observed
-from pipelines.compress.one_layer import LayerSource
+from pipelines.compress.one_layer import HiddenStates, LayerSource, true_name
 from pipelines.compress.recipes import Config, has_cache, modelopt_config
 from pipelines.compress.searching import search_mix
 from pipelines.compress.specs import QuantSpec

@@ -25,10 +25,9 @@ from pipelines.compress.calibration import (
 )
 from pipelines.compress.config import CalibrationSettings, SparsitySettings
 from pipelines.compress.contexts import BATCHES, gpu_memory_named, muted
-from pipelines.compress.hidden_states import HiddenStates
 from pipelines.compress.loading import hf_config, load_tokenizer
 from pipelines.compress.model_folder import ModelFolder, TensorWriter, look_at, own_dtype, pick_device
-from pipelines.compress.one_layer import LayerSource
+from pipelines.compress.one_layer import HiddenStates, LayerSource
 from pipelines.compress.sparsegpt import LINEARS, prune_layer
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape

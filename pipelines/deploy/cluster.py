@@ -23,7 +23,7 @@ from pipelines.plan.plan import make_plan
 from pipelines.serving.command_lines import Ranks, front_options, server_command
 from pipelines.serving.config import ServingSettings
 from pipelines.settings.root import Settings
-from pipelines.stages.llm_api import ConfigureLlm
+from pipelines.stages.unified import ConfigureLlm
 from pipelines.store.store import Store
 
 # Scripts that build an engine on a cluster node and serve it over one or several nodes, as text.

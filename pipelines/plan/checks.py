@@ -41,8 +41,8 @@ from pipelines.serving.locate import why_no_server
 from pipelines.serving.trtllm_serve import why_no_trtllm_serve
 from pipelines.settings.root import Settings
 from pipelines.stages import Stage
-from pipelines.stages.edge import ExportEdge
 from pipelines.stages.evaluate import EvaluateByTrtllmServe
+from pipelines.stages.unified import ExportEdge
 from triton_repo.config import TritonSettings
 
 CPU_WAY = "use engine=openvino, which executes the same checkpoint here; "

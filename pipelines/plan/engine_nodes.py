@@ -15,15 +15,12 @@ from pipelines.plan.weights_checks import taken_over, training_processes
 from pipelines.settings.features import HEADS
 from pipelines.stages import Stage
 from pipelines.stages.build import Build
+from pipelines.stages.compress import PruneModel, Recover, Sparsify
 from pipelines.stages.download import Download
-from pipelines.stages.edge import ExportEdge
 from pipelines.stages.llava import BuildVision, TakeLanguageModel
-from pipelines.stages.llm_api import ConfigureLlm
-from pipelines.stages.prune_model import PruneModel
 from pipelines.stages.quantize import Quantize
-from pipelines.stages.recover import Recover
 from pipelines.stages.script import HEADS_DTYPE, build_vision, convert_heads
-from pipelines.stages.sparsify import Sparsify
+from pipelines.stages.unified import ConfigureLlm, ExportEdge
 from pipelines.store.sources import InputSource
 
 Input = str | InputSource

@@ -8,12 +8,10 @@ from pipelines.host.screen import wrapped
 from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.predict.performance.memory import checkpoint_bytes, weight_bytes
 from pipelines.stages.build import Build
+from pipelines.stages.compress import PruneModel, Recover, Sparsify
 from pipelines.stages.download import Download
-from pipelines.stages.prune_model import PruneModel
 from pipelines.stages.quantize import Quantize
-from pipelines.stages.recover import Recover
 from pipelines.stages.script import Script
-from pipelines.stages.sparsify import Sparsify
 
 BUILD_MINUTES = 2
 """Build of one rank, rounded up. Source: NVIDIA's log of trtllm-build in `examples/models/core/commandr/README.md` of

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from pipelines.compress.pruned_shape import pruned_shape
+from pipelines.compress.specs import pruned_shape
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.engines.registry import choose
 from pipelines.host.disk import no_folders, relative_to_cwd, unwritable_folders

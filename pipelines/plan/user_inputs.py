@@ -21,9 +21,9 @@ from pipelines.domain.formats import reads_texts
 from pipelines.domain.language_model import whole
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
+from pipelines.host.files import check_links
 from pipelines.plan.targets import EVALUATED, Goal
 from pipelines.store.hash_cache import HashCache
-from pipelines.store.links import check_links
 from pipelines.store.sources import (
     PICKLES,
     BuiltEngine,

@@ -22,11 +22,10 @@ from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.settings.plain import override
 from pipelines.stages import Stage
 from pipelines.stages.build import Build
-from pipelines.stages.edge import ExportEdge, device_commands
 from pipelines.stages.evaluate import Evaluate, EvaluateSequentially
-from pipelines.stages.llm_api import ConfigureLlm
 from pipelines.stages.repository import WriteRepository
 from pipelines.stages.script import Script
+from pipelines.stages.unified import ConfigureLlm, ExportEdge, device_commands
 from pipelines.store.sources import InputSource
 from triton_repo.llmapi import CHECKPOINT, OPTIONS
 from triton_repo.parameters import start_commands

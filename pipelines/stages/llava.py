@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.domain.progress import Progress
+from pipelines.checkpoint.tensors import read_header, stored_tensors, weight_files
+from pipelines.domain.errors import UserError
+from pipelines.domain.language_model import language_config, language_name
+from pipelines.domain.progress import SILENT, Progress
 from pipelines.domain.units import show_bytes
+from pipelines.host.files import parse_json
 
 
 @dataclass(frozen=True)
@@ -32,8 +38,6 @@ class TakeLanguageModel:
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Copy its tensors under its own names."""
-        from pipelines.compress.llava import take_language_model
-
         return take_language_model(inputs["model"], out_dir, progress)
 
 
@@ -62,3 +66,42 @@ class BuildVision:
         from pipelines.engines.openvino.vision import build_vision
 
         return build_vision(inputs["vision"], out_dir)
+
+
+WEIGHTS = "model.safetensors"
+BESIDE = (
+    "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*",
+    "vocab.json", "merges.txt",
+)  # fmt: skip
+
+
+def take_language_model(folder: Path, out_dir: Path, progress: Progress = SILENT) -> dict[str, Any]:
+    """Write the language model of a LLaVA folder.
+
+    Returns:
+        facts: `language_bytes` and `left_bytes`, those of encoder and projector.
+
+    Raises:
+        UserError: the folder is damaged, or has no language model.
+    """
+    from pipelines.compress.model_folder import TensorWriter  # loads PyTorch, which planning does without
+
+    config = folder / "config.json"
+    written = language_config(parse_json(config.read_text(encoding="utf-8")), str(config))
+    taken = stored_tensors(folder, language_name)
+    whole = sum(info.nbytes for path in weight_files(folder) for info in read_header(path).values())
+    if "model.embed_tokens.weight" not in taken:
+        raise UserError(f"{folder} has no tensor language_model.model.embed_tokens.weight.", todo="Download it again.")
+    infos = {own: file.header[name] for own, (file, name) in taken.items()}
+    layout = {own: (info.dtype, info.shape) for own, info in infos.items()}
+    writer = TensorWriter.create(out_dir, {WEIGHTS: layout}, {"format": "pt"})
+    size = sum(info.nbytes for info in infos.values())
+    with progress.task("taking the language model out", size, "bytes") as advance:
+        for own, info in infos.items():
+            writer.copy(WEIGHTS, own, taken[own][0].path, info)
+            advance(info.nbytes)
+    writer.sync()
+    (out_dir / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+    for path in sorted({path for pattern in BESIDE for path in folder.glob(pattern) if path.is_file()}):
+        shutil.copyfile(path, out_dir / path.name)
+    return {"language_bytes": size, "left_bytes": whole - size}

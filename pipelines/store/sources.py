@@ -23,10 +23,9 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import rope_as_read
 from pipelines.domain.units import MIB
 from pipelines.domain.variant import Variant
-from pipelines.host.files import parse_json, small_text
+from pipelines.host.files import check_links, parse_json, small_text
 from pipelines.settings.base import HUB_NAME
 from pipelines.store.hash_cache import HashCache
-from pipelines.store.links import check_links
 from pipelines.store.store import content_digest
 
 MODEL_PATTERNS = (

@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.engines.tensorrt_edge.exporter import environment_fault, python_of
 from pipelines.engines.tensorrt_llm.config import BuildSettings
-from pipelines.stages.edge import device_commands
+from pipelines.stages.unified import device_commands
 from tests.conftest import ROOT
 
 ENVIRONMENT = ROOT / ".venv-edge"

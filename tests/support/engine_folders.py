@@ -11,7 +11,7 @@ import yaml
 from pipelines.compress.config import KvCacheSettings
 from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.engines.tensorrt_llm.llm_api import merged
-from pipelines.stages.llm_api import ConfigureLlm
+from pipelines.stages.unified import ConfigureLlm
 from triton_repo.config import TritonSettings
 from triton_repo.llmapi import CHECKPOINT, OPTIONS
 

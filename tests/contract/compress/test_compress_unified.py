@@ -15,7 +15,7 @@ from pipelines.compress.simulating import fake_quantized_model
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.progress import SILENT, SilentProgress
 from pipelines.engines.tensorrt_llm.config import BuildSettings
-from pipelines.stages.llm_api import ConfigureLlm
+from pipelines.stages.unified import ConfigureLlm
 from tests.contract.compress.conftest import CALIBRATION
 from tests.support.small_models import model_of, write_random
 from tests.support.specs import mix_spec, quant_spec

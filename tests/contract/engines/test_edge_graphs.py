@@ -20,7 +20,7 @@ from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat
 from pipelines.domain.progress import SILENT
 from pipelines.engines.tensorrt_edge.exporter import LLM, environment_fault, export
 from pipelines.engines.tensorrt_edge.read_back import read_back
-from pipelines.stages.edge import PLAIN_TEMPLATE
+from pipelines.stages.unified import PLAIN_TEMPLATE
 from tests.conftest import ROOT
 from tests.contract.engines.conftest import CALIBRATION, Workshop, quiz_prompts, same_top
 from tests.support.edge_graph import EdgeModel

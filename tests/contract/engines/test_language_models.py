@@ -13,13 +13,13 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from pipelines.compress.llava import take_language_model
 from pipelines.compress.quantizing import quantize
 from pipelines.domain.formats import QFormat
 from pipelines.domain.language_model import LANGUAGES, language_config
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
 from pipelines.engines.openvino.runtime import OpenVinoOptions
+from pipelines.stages.llava import take_language_model
 from tests.contract.engines.conftest import CALIBRATION, LIMITS, relative_error, widen
 from tests.support.small_models import TRAINED
 from tests.support.specs import quant_spec

@@ -15,7 +15,7 @@ from pipelines.domain.errors import UserError
 from pipelines.engines.tensorrt_llm.config import OWN_SETTINGS, BuildSettings
 from pipelines.engines.tensorrt_llm.llm_api import complaints, split_fault, tables, tables_of
 from pipelines.settings.base import flat
-from pipelines.stages.llm_api import ConfigureLlm
+from pipelines.stages.unified import ConfigureLlm
 from triton_repo.config import TritonSettings
 from triton_repo.llmapi import read_arguments
 

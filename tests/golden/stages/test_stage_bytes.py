@@ -40,13 +40,11 @@ from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.settings.model import BUNDLED
 from pipelines.stages import Stage
 from pipelines.stages.build import Build
+from pipelines.stages.compress import PruneModel, Recover, Sparsify
 from pipelines.stages.evaluate import Evaluate, EvaluateSequentially
 from pipelines.stages.fidelity import Fidelity
-from pipelines.stages.prune_model import PruneModel
 from pipelines.stages.quantize import Quantize
-from pipelines.stages.recover import Recover
 from pipelines.stages.repository import WriteRepository
-from pipelines.stages.sparsify import Sparsify
 from pipelines.store.manifest import MANIFEST, sealed
 from scripts.records.documents import Neutral, file_rows
 from scripts.records.weights import digest

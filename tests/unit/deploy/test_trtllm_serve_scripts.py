@@ -23,7 +23,7 @@ from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.engines.tensorrt_llm.llm_api import complaints
 from pipelines.serving.config import ServingSettings
 from pipelines.settings.compose import load
-from pipelines.stages.llm_api import ConfigureLlm
+from pipelines.stages.unified import ConfigureLlm
 from tests.support.cluster_targets import target
 from tests.support.emulated_trtllm.trtllm_serve import parsed
 from triton_repo.config import TritonSettings

@@ -19,7 +19,7 @@ from pipelines.domain.progress import SILENT
 from pipelines.engines.tensorrt_edge.exporter import VERSION, environment_fault, export
 from pipelines.engines.tensorrt_edge.read_back import fragments_to_int4, nibbles_to_int4, read_back
 from pipelines.engines.tensorrt_llm.config import BuildSettings
-from pipelines.stages.edge import ExportEdge, device_commands
+from pipelines.stages.unified import ExportEdge, device_commands
 
 FRAGMENTS = "0baf69ba"
 """Of SHA-256 of what `repack_to_cutedsl_fragment` of tensorrt-edgellm 0.11.0 returns for `codes(192, 128) + 8`."""

@@ -1,4 +1,4 @@
-"""Recover: a compressed model in, the same model trained to answer as the original out."""
+"""Prune, sparsify, recover: a model in, one with fewer, sparse or trained weights out."""
 
 from __future__ import annotations
 
@@ -7,12 +7,101 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.compress.config import CalibrationSettings, QuantSettings, RecoverSettings
+from pipelines.compress.config import (
+    CalibrationSettings,
+    PruningSettings,
+    QuantSettings,
+    RecoverSettings,
+    SparsitySettings,
+)
 from pipelines.compress.specs import RecoverySpec
 from pipelines.document.show import count
-from pipelines.domain.formats import FORMATS, rounding_is_known
+from pipelines.domain.formats import FORMATS, QFormat, rounding_is_known
 from pipelines.domain.progress import Progress
-from pipelines.stages.quantize import calibration_identity, texts_of
+from pipelines.stages.quantize import calibration_identity, check_model, texts_of
+
+
+@dataclass(frozen=True)
+class Sparsify:
+    """Hugging Face folder in, Hugging Face folder with two zeros among every four weights out."""
+
+    sparsity: SparsitySettings
+    calibration: CalibrationSettings
+    device: str
+    name = "sparsify"
+    version = "1"
+    measures = False
+    writes = "sparse"
+    libraries: tuple[str, ...] = ("nvidia-modelopt", "torch", "transformers")
+    needs: tuple[str, ...] = ("modelopt", "torch", "transformers")
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether it needs calibration: SparseGPT does, magnitude does not."""
+        return self.sparsity.method == "sparsegpt"
+
+    def identity(self) -> dict[str, Any]:
+        """Return the method, and calibration where it is used."""
+        used = {"calibration": calibration_identity(self.calibration)} if self.calibrated else {}
+        return {"method": self.sparsity.method, "device": self.device, **used}
+
+    def headline(self, facts: Mapping[str, Any]) -> str:
+        """See `Stage`."""
+        return f"{facts['linears']} linears 2:4 sparse"
+
+    def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
+        """Prune, then verify the pattern on the written weights."""
+        from pipelines.compress.sparsifying import sparsify
+
+        check_model(inputs["model"], QFormat.NONE, sparsity=self.sparsity.method)
+        return sparsify(
+            inputs["model"],
+            out_dir,
+            self.sparsity,
+            texts_of(self.calibration, inputs) if self.calibrated else (),
+            self.calibration,
+            device=self.device,
+            progress=progress,
+        )
+
+
+@dataclass(frozen=True)
+class PruneModel:
+    """Hugging Face folder and text in, Hugging Face folder with fewer channels, heads or layers out."""
+
+    pruning: PruningSettings
+    calibration: CalibrationSettings
+    device: str
+    name = "prune_model"
+    version = "1"
+    measures = False
+    writes = "pruned"
+    libraries: tuple[str, ...] = ("torch", "transformers")
+    needs: tuple[str, ...] = ("torch", "transformers")
+
+    def identity(self) -> dict[str, Any]:
+        """Return the sizes, and which tokens importance is observed on."""
+        text = calibration_identity(self.calibration) | {"size": self.pruning.texts}
+        return {"method": self.pruning.method, **self.pruning.sizes, "device": self.device, "calibration": text}
+
+    def headline(self, facts: Mapping[str, Any]) -> str:
+        """See `Stage`."""
+        return f"{facts['parameters_before']:,} -> {facts['parameters_after']:,} parameters"
+
+    def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
+        """Judge, remove, and count the parameters in the written files."""
+        from pipelines.compress.pruning import prune_model
+
+        return prune_model(
+            inputs["model"],
+            out_dir,
+            self.pruning,
+            texts_of(self.calibration, inputs),
+            self.calibration,
+            device=self.device,
+            progress=progress,
+        )
+
 
 NOT_ITSELF = {"teacher", "processes", "sharding", "lora_rank", "lora_alpha", "lora_targets"}
 """Settings that the stage has in another form, or that are not part of every key."""
