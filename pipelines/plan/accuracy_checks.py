@@ -29,75 +29,59 @@ SEES = "Use model=tiny_llava, or multimodal=llava with a LLaVA's folder"
 """What to do where a model reads text alone."""
 
 
-def unknown_reference(d: Deployment) -> list[Fault]:
+def unknown_reference(d: Deployment) -> Fault | None:
     """Refuse to compare with a published accuracy where none is known."""
     model, questions = d.settings.model.label, d.settings.eval
     if d.target not in EVALUATED or questions.baseline != "reference" or references_of(model, questions.task):
-        return []
+        return None
     published = dict.fromkeys(f"{each.model} ({each.task})" for each in all_references())
-    return [
-        Fault(
-            f"eval.baseline=reference, but no published accuracy of {model} on {questions.task} is known.",
-            f"Known: {', '.join(published)}.",
-            "Use eval.baseline=build, which also gives a verdict.",
-        )
-    ]
+    return Fault(
+        f"eval.baseline=reference, but no published accuracy of {model} on {questions.task} is known.",
+        f"Known: {', '.join(published)}.",
+        "Use eval.baseline=build, which also gives a verdict.",
+    )
 
 
-def question_faults(d: Deployment) -> list[Fault]:
+def question_fault(d: Deployment) -> Fault | None:
     """Check that the task is known and that its questions can be had."""
     questions = d.settings.eval
     if questions.url is not None and d.target != "evaluate":
-        return [
-            Fault(
-                f"eval.url='{questions.url}' only works with `make evaluate`, `make fidelity` and `make diagnose`.",
-                todo="Leave eval.url out.",
-            )
-        ]
+        return Fault(
+            f"eval.url='{questions.url}' only works with `make evaluate`, `make fidelity` and `make diagnose`.",
+            todo="Leave eval.url out.",
+        )
     if questions.url is not None and questions.baseline == "hugging_face":
-        return [
-            Fault(
-                "eval.baseline=hugging_face is not evaluated beside a server (eval.url).",
-                todo="Evaluate it by itself, without eval.url.",
-            )
-        ]
+        return Fault(
+            "eval.baseline=hugging_face is not evaluated beside a server (eval.url).",
+            todo="Evaluate it by itself, without eval.url.",
+        )
     if questions.guided and questions.task != JSON_VALIDITY:
-        return [
-            Fault(
-                f"eval.guided=true has no effect on eval.task='{questions.task}', whose questions have no JSON schema.",
-                todo="Leave it out, or set eval=json_validity.",
-            )
-        ]
+        return Fault(
+            f"eval.guided=true has no effect on eval.task='{questions.task}', whose questions have no JSON schema.",
+            todo="Leave it out, or set eval=json_validity.",
+        )
     if questions.baseline == "hugging_face" and is_written(questions.task):
-        return [
-            Fault(
-                f"eval.baseline=hugging_face scores choices; the answers of eval.task='{questions.task}' are written.",
-                todo="Leave eval.baseline out.",
-            )
-        ]
+        return Fault(
+            f"eval.baseline=hugging_face scores choices; the answers of eval.task='{questions.task}' are written.",
+            todo="Leave eval.baseline out.",
+        )
     if questions.is_auto:
-        return []
+        return None
     if fault := task_fault(questions.task) or _unseen(d) or chat_fault(questions, d.sources.get("model")):
-        return [fault]
+        return fault
     if questions.task == MMLU and questions.dataset_path is not None:
         subjects, complete = TASK_SIZES[MMLU][0], complete_subjects(questions.dataset_path.expanduser())
         if complete < subjects:
             what = f"eval.dataset_path='{questions.dataset_path}' has {complete} subjects with questions; mmlu has"
-            return [
-                Fault(
-                    f"{what} {subjects}.",
-                    LAYOUT,
-                    "Give a complete copy, or set eval= to the task whose questions it has.",
-                )
-            ]
+            return Fault(
+                f"{what} {subjects}.", LAYOUT, "Give a complete copy, or set eval= to the task whose questions it has."
+            )
     if questions.task in BUNDLED or questions.dataset or questions.dataset_path or questions.path:
-        return []
-    return [
-        Fault(
-            f"eval.task='{questions.task}' has no data: eval.dataset and eval.dataset_path are null.",
-            todo="Set eval.dataset to the task's data set on the Hub, or eval.dataset_path to a copy of it.",
-        )
-    ]
+        return None
+    return Fault(
+        f"eval.task='{questions.task}' has no data: eval.dataset and eval.dataset_path are null.",
+        todo="Set eval.dataset to the task's data set on the Hub, or eval.dataset_path to a copy of it.",
+    )
 
 
 def _unseen(d: Deployment) -> Fault | None:
@@ -144,17 +128,15 @@ WITHOUT_QUESTIONS = (
 )
 
 
-def nothing_to_do(d: Deployment, *, compares: bool) -> list[Fault]:
+def nothing_to_do(d: Deployment, *, compares: bool) -> Fault | None:
     """Refuse an evaluation that has neither questions nor predictions to compare."""
     if d.target != "evaluate" or not d.settings.eval.is_auto or compares:
-        return []
-    return [
-        Fault(
-            f"eval.task='auto' finds no questions for {d.settings.model.label}: mmlu is not on this machine, and "
-            "cannot be had from the Hub. Nor are there predictions to compare with those of a 16-bit model here.",
-            todo=WITHOUT_QUESTIONS,
-        )
-    ]
+        return None
+    return Fault(
+        f"eval.task='auto' finds no questions for {d.settings.model.label}: mmlu is not on this machine, and "
+        "cannot be had from the Hub. Nor are there predictions to compare with those of a 16-bit model here.",
+        todo=WITHOUT_QUESTIONS,
+    )
 
 
 def asked_questions(questions: EvalSettings) -> int | None:
@@ -166,26 +148,24 @@ def asked_questions(questions: EvalSettings) -> int | None:
     return min(number, questions.max_questions or number)
 
 
-def few_questions(d: Deployment) -> list[Fault]:
+def few_questions(d: Deployment) -> Fault | None:
     """Warn of too few questions for GO, as far as their number is known before they are read."""
     questions, stops = d.settings.eval, d.is_sequential
     number, criteria = asked_questions(questions), Criteria.of(questions)
     if not d.has_verdict or number is None or not too_few(number, criteria, stops=stops):
-        return []
+        return None
     least = least_to_stop(criteria) if stops else least_for_go(criteria)
     subjects, size = TASK_SIZES[questions.task]
     what = f"eval.limit={questions.limit}" if questions.limit else f"eval.task={questions.task}"
     todo = f"Set eval.limit={-(-least // subjects)} or more."
     if stops and questions.max_questions == number:
         what, todo = f"eval.max_questions={number}", f"Set eval.max_questions={least} or more."
-    return [
-        Fault(
-            f"{what} asks {number:,} questions, which are too few for GO even if every answer stays the same.",
-            f"With eval.margin_points={questions.margin_points:g} and eval.false_go={questions.false_go:g}, GO takes "
-            f"{least:,} or more{' where asking may stop early' if stops else ''}.",
-            todo if least <= size else "Give a larger eval.margin_points, or a larger task.",
-        )
-    ]
+    return Fault(
+        f"{what} asks {number:,} questions, which are too few for GO even if every answer stays the same.",
+        f"With eval.margin_points={questions.margin_points:g} and eval.false_go={questions.false_go:g}, GO takes "
+        f"{least:,} or more{' where asking may stop early' if stops else ''}.",
+        todo if least <= size else "Give a larger eval.margin_points, or a larger task.",
+    )
 
 
 def sequential_notes(d: Deployment) -> tuple[str, ...]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pipelines.compress.config import ABOUT, CalibrationSettings
+from pipelines.compress.config import ABOUT
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault, collecting
 from pipelines.domain.formats import (
@@ -70,12 +70,9 @@ def check(d: Deployment) -> Checked:
     checked.faults += [*_quant(d), *refused(findings)]
     checked.warnings = (
         *warned(findings),
-        *_few_texts(settings.calibration, d.inputs.few_texts),
-        *accuracy_checks.few_questions(d),
-        *_unknown_tokens(d),
-        *_newer(d),
+        *filter(None, (_few_texts(d), accuracy_checks.few_questions(d), _unknown_tokens(d), _newer(d))),
     )
-    checked.faults += [*_baseline(d, findings), *_draft(d), *accuracy_checks.unknown_reference(d)]
+    checked.faults += [*_baseline(d, findings), *_draft(d), *filter(None, [accuracy_checks.unknown_reference(d)])]
     if not d.is_for_a_named_gpu:
         checked.faults += check_memory(d)
     checked.faults += [*weights_checks.pruning_faults(d), *weights_checks.recovery_faults(d)]
@@ -106,20 +103,18 @@ def _refusing(findings: Iterable[BrokenRule]) -> set[str]:
     return {finding.rule.name for finding in findings if finding.rule.severity is Severity.REFUSE}
 
 
-def _unknown_tokens(d: Deployment) -> list[Fault]:
+def _unknown_tokens(d: Deployment) -> Fault | None:
     """Warn of a model that was saved without the tokens that its tokenizer has."""
     tokens = d.inputs.unknown_tokens
     if not tokens or d.shape is None:
-        return []
+        return None
     names = f"{', '.join(repr(token) for token in tokens[:3])}{', ...' if len(tokens) > 3 else ''}"
-    return [
-        Fault(
-            f"The tokenizer has {count(len(tokens), 'token')} that the model does not know ({names}): their ids are not"
-            f" below its vocab_size={d.shape.vocab_size}. Prompts with them are refused.",
-            todo="If prompts need them, as a chat template may, call resize_token_embeddings(len(tokenizer)), train"
-            " their rows and save the model again.",
-        )
-    ]
+    return Fault(
+        f"The tokenizer has {count(len(tokens), 'token')} that the model does not know ({names}): their ids are not"
+        f" below its vocab_size={d.shape.vocab_size}. Prompts with them are refused.",
+        todo="If prompts need them, as a chat template may, call resize_token_embeddings(len(tokenizer)), train"
+        " their rows and save the model again.",
+    )
 
 
 def _text_notes(d: Deployment) -> tuple[str, ...]:
@@ -161,8 +156,8 @@ def _served(d: Deployment) -> list[Fault]:
     """Return the faults that count with an engine already built too."""
     return [
         *serving_checks.check(d),
-        *(accuracy_checks.question_faults(d) if d.target in EVALUATED else ()),
-        *accuracy_checks.nothing_to_do(d, compares=d.has_fidelity and not memory_checks.two_models(d)),
+        *filter(None, [accuracy_checks.question_fault(d) if d.target in EVALUATED else None]),
+        *filter(None, [accuracy_checks.nothing_to_do(d, compares=d.has_fidelity and not memory_checks.two_models(d))]),
         *_reported(d),
     ]
 
@@ -201,25 +196,25 @@ def _quant(d: Deployment) -> list[Fault]:
     return faults + version_faults(version, quant.int4_scales, quant.fp4_inputs)
 
 
-def _newer(d: Deployment) -> list[Fault]:
+def _newer(d: Deployment) -> Fault | None:
     """Warn of an older TensorRT-LLM than the newest that is known for the engine."""
     image, usual = d.settings.image, type(d.settings.image)()
     if d.engine.server is ServerBackend.LLM_API:
         version, default = image.llm_api_version, usual.llm_api_version
         if version is None or default is None or numbers(version) >= numbers(default):
-            return []
+            return None
         what = f"image.base_llm_api={image.base_llm_api} has TensorRT-LLM {version}, which is older than {default}."
-        return [Fault(what, f"The default is {usual.base_llm_api}.", "Leave out image.base_llm_api to use it.")]
+        return Fault(what, f"The default is {usual.base_llm_api}.", "Leave out image.base_llm_api to use it.")
     if not d.engine.builder:
-        return []
+        return None
     installed = library_versions(("tensorrt-llm",))["tensorrt-llm"]
     if newest := newer_than_installed(installed):
         what = f"TensorRT-LLM {installed} is installed; {newest} is the newest that has TensorRT engines."
-        return [Fault(what, todo=f"Use the container of {usual.base_gpu}: make image.")]
+        return Fault(what, todo=f"Use the container of {usual.base_gpu}: make image.")
     if installed == ABSENT and (newest := newer_than_container(image.base_gpu)):
         what = f"image.base_gpu={image.base_gpu} is older than {newest}, the newest container with TensorRT engines."
-        return [Fault(what, todo="Leave out image.base_gpu to use that.")]
-    return []
+        return Fault(what, todo="Leave out image.base_gpu to use that.")
+    return None
 
 
 def _reported(d: Deployment) -> list[Fault]:
@@ -237,10 +232,10 @@ def _reported(d: Deployment) -> list[Fault]:
     return faults
 
 
-def _baseline(d: Deployment, broken: Sequence[BrokenRule]) -> list[Fault]:
+def _baseline(d: Deployment, broken: Sequence[BrokenRule]) -> Iterator[Fault]:
     """Apply the rules to the 16-bit baseline, which is built and evaluated but not served."""
     if not d.has_baseline:
-        return []
+        return
     triton = d.settings.triton
     windows = triton.max_attention_window_size if d.shape and d.shape.family.states_window else None
     unserved = TritonSettings(num_nodes=triton.num_nodes, max_attention_window_size=windows)
@@ -249,30 +244,29 @@ def _baseline(d: Deployment, broken: Sequence[BrokenRule]) -> list[Fault]:
     new = refused([finding for finding in check_table(alone.facts) if finding.rule.name not in known_names])
     ranks = d.settings.eval.baseline_tp_size
     what = f"The 16-bit baseline{f' (eval.baseline_tp_size={ranks})' if ranks else ''}"
-    return [Fault(f"{what}: {fault.message}", fault.allowed, fault.todo) for fault in new]
+    yield from (Fault(f"{what}: {fault.message}", fault.allowed, fault.todo) for fault in new)
 
 
-def _few_texts(calibration: CalibrationSettings, few: int | None) -> list[Fault]:
+def _few_texts(d: Deployment) -> Fault | None:
     """Warn of calibration data with fewer texts than activations should be observed on."""
+    calibration, few = d.settings.calibration, d.inputs.few_texts
     if few is None:
-        return []
-    return [
-        Fault(
-            f"calibration.path='{calibration.path}' holds {count(few, 'text')}: the observed ranges of activations "
-            f"depend on so few.",
-            f"At least {ENOUGH_TEXTS} are advisable; calibration.size={calibration.size} would be used.",
-            "Add texts, or use calibration=real_text.",
-        )
-    ]
+        return None
+    return Fault(
+        f"calibration.path='{calibration.path}' holds {count(few, 'text')}: the observed ranges of activations "
+        f"depend on so few.",
+        f"At least {ENOUGH_TEXTS} are advisable; calibration.size={calibration.size} would be used.",
+        "Add texts, or use calibration=real_text.",
+    )
 
 
-def _pinned(settings: Settings, machine: Machine) -> list[Fault]:
+def _pinned(settings: Settings, machine: Machine) -> Iterator[Fault]:
     """Check host memory that the server reserves on this machine for KV blocks and adapters."""
     triton = settings.triton
     reserved = {"kv_cache_host_memory_bytes": triton.kv_cache_host_memory_bytes}
     if settings.lora.adapters:
         reserved["lora_cache_host_memory_bytes"] = triton.lora_cache_host_memory_bytes
-    return [
+    yield from (
         Fault(
             f"triton.{name}={size} is {show_bytes(size)} of host memory; this machine has "
             f"{show_bytes(machine.memory_bytes)}.",
@@ -280,18 +274,19 @@ def _pinned(settings: Settings, machine: Machine) -> list[Fault]:
         )
         for name, size in reserved.items()
         if size > machine.memory_bytes
-    ]
+    )
 
 
-def _draft(d: Deployment) -> list[Fault]:
+def _draft(d: Deployment) -> Iterator[Fault]:
     """Check the draft model's format and split; it runs on the GPUs of its target."""
     guess, shape = d.settings.speculative, d.draft_shape
     if guess.draft is None or guess.draft_qformat is None or shape is None:
-        return []
+        return
     quant, build = d.settings.quant, d.settings.build
     if guess.draft_qformat is QFormat.AUTO and not quant.mixed:
         todo = f"Set quant=auto, or speculative.draft_qformat={quant.qformat}."
-        return [Fault("speculative.draft_qformat=auto takes the candidates of quant=auto.", todo=todo)]
+        yield Fault("speculative.draft_qformat=auto takes the candidates of quant=auto.", todo=todo)
+        return
     formats = quant.formats if guess.draft_qformat is QFormat.AUTO else (guess.draft_qformat,)
     faults = [
         fault
@@ -305,7 +300,7 @@ def _draft(d: Deployment) -> list[Fault]:
             positions=d.inputs.draft_rotary,
         )
     ]
-    return [Fault(f"speculative.draft: {fault.message}", fault.allowed, fault.todo) for fault in faults]
+    yield from (Fault(f"speculative.draft: {fault.message}", fault.allowed, fault.todo) for fault in faults)
 
 
 def check_machine(d: Deployment, stages: Sequence[Stage]) -> list[Fault]:
@@ -340,7 +335,7 @@ def check_machine(d: Deployment, stages: Sequence[Stage]) -> list[Fault]:
 def check_memory(d: Deployment) -> list[Fault]:
     """Check the memory of this machine, where the engine is built here: on a machine without a GPU it is not."""
     faults = host_memory.check(d) if not d.engine.builder or d.machine.gpus else []
-    return faults + (_pinned(d.settings, d.machine) if d.engine.needs_gpu and d.machine.gpus else [])
+    return faults + ([*_pinned(d.settings, d.machine)] if d.engine.needs_gpu and d.machine.gpus else [])
 
 
 def _gpu_memory(d: Deployment, checked: Checked, allowed: Callable[[str], bool]) -> None:
@@ -357,7 +352,7 @@ def _gpu_memory(d: Deployment, checked: Checked, allowed: Callable[[str], bool])
         checked.notes += tuple(f"chosen for the load: build.{line}" for line in d.limits.lines())
     chosen = () if d.limits is None else tuple(d.limits.reasons)
     total, name = usable_bytes(gpu), memory_checks.gpu_name(gpu)
-    alone = draft_faults(d, total, name)
+    alone = [*draft_faults(d, total, name)]
     beside = [] if alone else colocated(d)
     formats = proposed(formats_for(gpu.sm or 0))
     fit = memory_checks.check(settings, d.shape, gpu, formats, beside, allowed, chosen)

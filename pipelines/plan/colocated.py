@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
@@ -78,20 +79,18 @@ def _tokens(settings: Settings, sizes: EngineSizes) -> int:
     return min(request_tokens(settings) or sizes.max_seq_len, sizes.max_seq_len)
 
 
-def draft_faults(d: Deployment, total: float, name: str) -> list[Fault]:
+def draft_faults(d: Deployment, total: float, name: str) -> Iterator[Fault]:
     """Check the draft model's engine alone against a GPU of `total` bytes."""
     sizes = draft_sizes(d) if d.target == "build" or d.target in SERVED else None
     if sizes is None or _one_fits(sizes, _tokens(d.settings, sizes), total):
-        return []
+        return
     draft = d.settings.speculative.draft
     assert draft is not None
-    return [
-        Fault(
-            f"speculative.draft={draft.label} in {sizes.qformat} {_takes(sizes)}; one {name} has {show_bytes(total)} "
-            f"(modelled).",
-            todo="Choose a smaller draft model.",
-        )
-    ]
+    yield Fault(
+        f"speculative.draft={draft.label} in {sizes.qformat} {_takes(sizes)}; one {name} has {show_bytes(total)} "
+        f"(modelled).",
+        todo="Choose a smaller draft model.",
+    )
 
 
 def _takes(sizes: EngineSizes) -> str:
@@ -99,14 +98,14 @@ def _takes(sizes: EngineSizes) -> str:
     return f"needs {show_bytes(memory.weights)} of weights and {show_bytes(memory.activations)} of activations per GPU"
 
 
-def baseline_faults(d: Deployment, total: float, name: str) -> list[Fault]:
+def baseline_faults(d: Deployment, total: float, name: str) -> Iterator[Fault]:
     """Check the 16-bit baseline against a GPU of `total` bytes, and offer settings with which the plan works."""
     if d.unpruned is None or not d.has_baseline:
-        return []
+        return
     sizes = engine_sizes(d.baseline.settings, d.unpruned)
     tokens = _tokens(d.settings, sizes)
     if sizes.shape.num_attention_heads % sizes.tp_size or _one_fits(sizes, tokens, total):
-        return []
+        return
     gpus = d.gpu.gpus_per_server or MORE_RANKS[-1]
     enough = (
         f"eval.baseline_tp_size={ranks}"
@@ -117,13 +116,11 @@ def baseline_faults(d: Deployment, total: float, name: str) -> list[Fault]:
         and _one_fits(replace(sizes, tp_size=ranks), tokens, total)
     )
     ways = [*islice(enough, 1), "eval.baseline=skip (then no loss of accuracy is stated)"]
-    return [
-        Fault(
-            f"The 16-bit baseline of {d.settings.model.label} {_takes(sizes)}; one {name} has {show_bytes(total)} "
-            f"(modelled).",
-            todo=f"Add {', or '.join(ways)}.",
-        )
-    ]
+    yield Fault(
+        f"The 16-bit baseline of {d.settings.model.label} {_takes(sizes)}; one {name} has {show_bytes(total)} "
+        f"(modelled).",
+        todo=f"Add {', or '.join(ways)}.",
+    )
 
 
 def _one_fits(sizes: EngineSizes, tokens: int, total: float) -> bool:

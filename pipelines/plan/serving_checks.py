@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import get_args
 
@@ -55,77 +55,66 @@ def check(d: Deployment) -> list[Fault]:
         faults += setting_faults(_asked(d), engine)
         faults += _devices(d) if engine.server is ServerBackend.TENSORRTLLM else []
     if d.built is not None:
-        return faults + _built(settings.engine, d.built, target)
-    return faults + _measured(d)
+        return [*faults, *_built(settings.engine, d.built, target)]
+    return [*faults, *_measured(d)]
 
 
-def _pictures(d: Deployment) -> list[Fault]:
-    """Return why the pictures of the workload are not seen, are too many, or fill the whole prompt."""
+def _pictures(d: Deployment) -> Iterator[Fault]:
+    """Yield why the pictures of the workload are not seen, are too many, or fill the whole prompt."""
     work, images = d.settings.workload, d.settings.multimodal
     if not work.images or d.settings.benchmark.is_openai:  # an OpenAI endpoint says so itself
-        return []
-    setting, faults = f"workload.images={work.images}", list[Fault]()
+        return
+    setting = f"workload.images={work.images}"
     if d.picture_tokens is None:
-        return [
-            Fault(
-                f"{setting}, and {d.settings.model.label} reads text alone.",
-                todo=f"{SEES}, or set workload.images=0.",
-            )
-        ]
+        yield Fault(
+            f"{setting}, and {d.settings.model.label} reads text alone.", todo=f"{SEES}, or set workload.images=0."
+        )
+        return
     if work.images > images.images_per_request and not d.is_elsewhere:
-        faults.append(
-            Fault(
-                f"{setting} is more than multimodal.images_per_request={images.images_per_request}, for which"
-                " max_multimodal_len has room.",
-                todo=f"Set multimodal.images_per_request={work.images}, or fewer images.",
-            )
+        yield Fault(
+            f"{setting} is more than multimodal.images_per_request={images.images_per_request}, for which"
+            " max_multimodal_len has room.",
+            todo=f"Set multimodal.images_per_request={work.images}, or fewer images.",
         )
     visual = work.images * d.picture_tokens
     lengths = [part.isl.longest for part in work.parts if part.isl.distribution == "fixed"]
     if (shortest := min(filter(None, lengths), default=None)) is not None and shortest <= visual:
-        faults.append(
-            Fault(
-                f"workload.isl={shortest} is to contain the {visual} tokens of {setting} and a text.",
-                todo=f"Set workload.isl to more than {visual}.",
-            )
+        yield Fault(
+            f"workload.isl={shortest} is to contain the {visual} tokens of {setting} and a text.",
+            todo=f"Set workload.isl to more than {visual}.",
         )
-    return faults
 
 
-def _trtllm_serve(d: Deployment) -> list[Fault]:
-    """Return why trtllm-serve cannot be started on what is built."""
-    settings, faults = d.settings, list[Fault]()
+def _trtllm_serve(d: Deployment) -> Iterator[Fault]:
+    """Yield why trtllm-serve cannot be started on what is built."""
+    settings = d.settings
     if d.engine.server is not ServerBackend.LLM_API:
         what = f"serving.server=trtllm_serve does not serve engine={d.engine.setting}."
-        faults.append(Fault(what, "It serves engine=tensorrt_llm_llmapi.", "Leave out serving.server, or use that."))
+        yield Fault(what, "It serves engine=tensorrt_llm_llmapi.", "Leave out serving.server, or use that.")
     if settings.triton.num_nodes > 1:
         what = (
             f"serving.server=trtllm_serve is started on one machine, but triton.num_nodes={settings.triton.num_nodes}."
         )
-        faults.append(Fault(what, todo="Write scripts for several: make scripts cluster=slurm"))
+        yield Fault(what, todo="Write scripts for several: make scripts cluster=slurm")
     if settings.serving.tritonserver is not None:
-        faults.append(
-            Fault("serving.tritonserver has no effect with serving.server=trtllm_serve.", todo="Leave it out.")
-        )
-    return faults
+        yield Fault("serving.tritonserver has no effect with serving.server=trtllm_serve.", todo="Leave it out.")
 
 
-def _measured(d: Deployment) -> list[Fault]:
-    """Return why an engine that is built first cannot be evaluated, compared, diagnosed or loaded like that."""
-    settings, target, engine, faults = d.settings, d.target, d.engine, list[Fault]()
+def _measured(d: Deployment) -> Iterator[Fault]:
+    """Yield why an engine that is built first cannot be evaluated, compared, diagnosed or loaded like that."""
+    settings, target, engine = d.settings, d.target, d.engine
     if d.asks_trtllm_serve and engine.server is ServerBackend.LLM_API:
-        faults += _not_scored(settings.eval.task)
+        yield from _not_scored(settings.eval.task)
     elif not engine.evaluates and target in EVALUATED:
         todo = "Evaluate the same format with engine=openvino"
         todo += ", or a task with written answers: make evaluate serving.server=trtllm_serve eval=gsm8k."
-        faults.append(_cannot(d, EVALUATED, f"its model runs only inside {engine.title}", todo))
+        yield _cannot(d, EVALUATED, f"its model runs only inside {engine.title}", todo)
     if target == "fidelity":
-        faults += _not_compared(d)
+        yield from _not_compared(d)
     elif target == "diagnose":
-        faults += _not_diagnosed(d)
+        yield from _not_diagnosed(d)
     if target in MEASURED:
-        faults += _load_fits(settings.workload, settings.build, d.positions)
-    return faults
+        yield from _load_fits(settings.workload, settings.build, d.positions)
 
 
 NO_SCORES = "trtllm-serve returns log probabilities of its answers, not of a prompt's tokens"
@@ -133,13 +122,13 @@ NO_SCORES = "trtllm-serve returns log probabilities of its answers, not of a pro
 `tensorrt_llm/serve/postprocess_handlers.py`."""
 
 
-def _not_scored(task: str) -> list[Fault]:
+def _not_scored(task: str) -> Iterator[Fault]:
     """Refuse a task that trtllm-serve cannot answer, as far as that is known before the task is loaded."""
     if is_written(task) is not False:
-        return []
+        return
     what = f"eval.task='{task}' needs the log probabilities of given texts; {NO_SCORES}."
     works = "It works with tasks whose answers are written: eval=gsm8k, ifeval, mmlu_pro, mini_answers."
-    return [Fault(what, works, "Choose one of these, or evaluate the same format with engine=openvino.")]
+    yield Fault(what, works, "Choose one of these, or evaluate the same format with engine=openvino.")
 
 
 _STREAMING = Fault(
@@ -149,9 +138,9 @@ _STREAMING = Fault(
 )
 
 
-def _devices(d: Deployment) -> list[Fault]:
+def _devices(d: Deployment) -> Iterator[Fault]:
     """Check that every instance of the model has one GPU and one process per rank of the engine."""
-    triton, hardware, faults = d.settings.triton, d.settings.hardware, list[Fault]()
+    triton, hardware = d.settings.triton, d.settings.hardware
     by, most = d.built or d.settings.build, hardware.gpus_per_server
     ranks = by.tp_size * by.pp_size
     for key in ("gpu_device_ids", "draft_gpu_device_ids", "participant_ids"):
@@ -160,22 +149,17 @@ def _devices(d: Deployment) -> list[Fault]:
         # nodes number their GPUs alike
         twice = [group for group in groups if len(set(group)) < len(group) and triton.num_nodes == 1]
         if twice or any(len(group) != ranks for group in groups):
-            faults.append(
-                Fault(
-                    f"{stated} does not fit an engine of {ranks} rank(s) (tp_size={by.tp_size}, pp_size={by.pp_size}).",
-                    f"Each instance has {ranks} different number(s).",
-                    f"Change triton.{key}, or the ranks.",
-                )
+            yield Fault(
+                f"{stated} does not fit an engine of {ranks} rank(s) (tp_size={by.tp_size}, pp_size={by.pp_size}).",
+                f"Each instance has {ranks} different number(s).",
+                f"Change triton.{key}, or the ranks.",
             )
         elif key != "participant_ids" and most and any(gpu >= most for group in groups for gpu in group):
-            faults.append(
-                Fault(
-                    f"{stated} names a GPU that a server with {hardware.name} does not have.",
-                    f"hardware.gpus_per_server={most}, numbered from 0.",
-                    f"Change triton.{key}, or set hardware.gpus_per_server.",
-                )
+            yield Fault(
+                f"{stated} names a GPU that a server with {hardware.name} does not have.",
+                f"hardware.gpus_per_server={most}, numbered from 0.",
+                f"Change triton.{key}, or set hardware.gpus_per_server.",
             )
-    return faults
 
 
 def _files(work: WorkloadSettings) -> list[Fault]:
@@ -205,136 +189,108 @@ def _cannot(d: Deployment, refused: Sequence[Target], why: str, todo: str) -> Fa
     return Fault(f"engine={d.settings.engine.name} cannot {d.target}: {why}.", f"It works with {works}.", todo)
 
 
-def _not_compared(d: Deployment) -> list[Fault]:
+def _not_compared(d: Deployment) -> Iterator[Fault]:
     """Refuse to compare predictions where an engine does not give them, or with nothing."""
-    settings, engine, faults = d.settings, d.engine, list[Fault]()
+    settings, engine = d.settings, d.engine
     if not engine.gives_logits:
         by_server = f" ({NO_SCORES})" if engine.server is ServerBackend.LLM_API else ""
-        faults.append(
-            Fault(
-                f"The fidelity of engine={engine.setting} cannot be measured: it does not give the logits after every "
-                f"token of a text{by_server}.",
-                f"Engines that do: {', '.join(each.setting for each in ENGINES.values() if each.gives_logits)}.",
-                "Measure the same format with engine=openvino, which executes the same checkpoint.",
-            )
+        yield Fault(
+            f"The fidelity of engine={engine.setting} cannot be measured: it does not give the logits after every "
+            f"token of a text{by_server}.",
+            f"Engines that do: {', '.join(each.setting for each in ENGINES.values() if each.gives_logits)}.",
+            "Measure the same format with engine=openvino, which executes the same checkpoint.",
         )
     if settings.eval.url is not None:
-        return faults + _not_bounded(settings.eval, settings.fidelity)
+        yield from _not_bounded(settings.eval, settings.fidelity)
+        return
     if settings.fidelity.reference_path is None and not settings.is_compressed:
-        faults.append(
-            Fault(
-                "quant=none is the 16-bit model itself, so there is nothing to compare it with.",
-                todo="Give a format, e.g. quant=fp8, or another model: fidelity.reference_path=/its/folder",
-            )
+        yield Fault(
+            "quant=none is the 16-bit model itself, so there is nothing to compare it with.",
+            todo="Give a format, e.g. quant=fp8, or another model: fidelity.reference_path=/its/folder",
         )
-    return faults
 
 
-def _not_bounded(server: EvalSettings, fidelity: FidelitySettings) -> list[Fault]:
+def _not_bounded(server: EvalSettings, fidelity: FidelitySettings) -> Iterator[Fault]:
     """Refuse measures that a server's answers cannot give."""
-    url, faults = server.url, []
+    url = server.url
     if server.asks_triton:
-        faults.append(
-            Fault(
-                f"eval.url='{url}' is a Triton server's; fidelity asks for log probabilities over /v1/completions.",
-                todo="Give an OpenAI-compatible server: eval.url=http://host:8000/v1",
-            )
+        yield Fault(
+            f"eval.url='{url}' is a Triton server's; fidelity asks for log probabilities over /v1/completions.",
+            todo="Give an OpenAI-compatible server: eval.url=http://host:8000/v1",
         )
     if fidelity.by_layer:
-        faults.append(
-            Fault(
-                f"fidelity.by_layer=true with eval.url='{url}': a server does not give the outputs of its layers.",
-                todo="Leave out fidelity.by_layer, or measure the same format here, without eval.url.",
-            )
+        yield Fault(
+            f"fidelity.by_layer=true with eval.url='{url}': a server does not give the outputs of its layers.",
+            todo="Leave out fidelity.by_layer, or measure the same format here, without eval.url.",
         )
     if fidelity.reference_path is not None:
-        faults.append(
-            Fault(
-                f"fidelity.reference_path='{fidelity.reference_path}' with eval.url='{url}': the server is compared"
-                " with only one model, that of model=... in 16 bit.",
-                todo=f"Give it as {override('model.path', fidelity.reference_path)} instead.",
-            )
+        yield Fault(
+            f"fidelity.reference_path='{fidelity.reference_path}' with eval.url='{url}': the server is compared"
+            " with only one model, that of model=... in 16 bit.",
+            todo=f"Give it as {override('model.path', fidelity.reference_path)} instead.",
         )
-    return faults
 
 
-def _not_diagnosed(d: Deployment) -> list[Fault]:
+def _not_diagnosed(d: Deployment) -> Iterator[Fault]:
     """Refuse to diagnose what has no TensorRT-LLM checkpoint, or a server that cannot be started."""
-    settings, engine, diagnose, faults = d.settings, d.engine, d.settings.diagnose, list[Fault]()
+    settings, engine, diagnose = d.settings, d.engine, d.settings.diagnose
     if not engine.writes_engine and not diagnose.given:
-        faults.append(
-            Fault(
-                f"engine={engine.setting} has no TensorRT-LLM checkpoint, which `diagnose` reads.",
-                todo="Diagnose the same format with engine=openvino.",
-            )
+        yield Fault(
+            f"engine={engine.setting} has no TensorRT-LLM checkpoint, which `diagnose` reads.",
+            todo="Diagnose the same format with engine=openvino.",
         )
     if d.shape is not None and d.shape.family.modelopt_type is None:
         read = either([family.title for family in FAMILIES.values() if family.modelopt_type], "and")
-        faults.append(
-            Fault(
-                f"`diagnose` does not read the layers of {d.shape.architecture}.",
-                f"It compares those of {read}.",
-                "Use `make fidelity`, which compares predictions alone.",
-            )
+        yield Fault(
+            f"`diagnose` does not read the layers of {d.shape.architecture}.",
+            f"It compares those of {read}.",
+            "Use `make fidelity`, which compares predictions alone.",
         )
     if diagnose.engine is not None and diagnose.checkpoint is None:
-        faults.append(
-            Fault(
-                f"diagnose.engine='{diagnose.engine}' needs diagnose.checkpoint.",
-                "An engine is compared with the checkpoint that it was built from.",
-                "Give diagnose.checkpoint=FOLDER as well.",
-            )
+        yield Fault(
+            f"diagnose.engine='{diagnose.engine}' needs diagnose.checkpoint.",
+            "An engine is compared with the checkpoint that it was built from.",
+            "Give diagnose.checkpoint=FOLDER as well.",
         )
     if diagnose.repository is not None and settings.eval.url is not None:
-        faults.append(
-            Fault(
-                f"diagnose.repository='{diagnose.repository}' and eval.url='{settings.eval.url}' cannot be combined.",
-                "Only one server is diagnosed.",
-                "Leave one out.",
-            )
+        yield Fault(
+            f"diagnose.repository='{diagnose.repository}' and eval.url='{settings.eval.url}' cannot be combined.",
+            "Only one server is diagnosed.",
+            "Leave one out.",
         )
     starts = diagnose.repository is not None if diagnose.given else engine.gives_logits
     starts = starts and diagnose.serve and settings.eval.url is None
     if starts and (fault := why_no_server(settings.serving)):
-        faults.append(Fault(fault.message, fault.allowed, f"{fault.todo} Or leave it out: diagnose.serve=false"))
-    return faults
+        yield Fault(fault.message, fault.allowed, f"{fault.todo} Or leave it out: diagnose.serve=false")
 
 
-def _built(engine: EngineSettings, built: BuiltEngine, target: Target) -> list[Fault]:
-    faults = []
+def _built(engine: EngineSettings, built: BuiltEngine, target: Target) -> Iterator[Fault]:
     if engine.name not in ("auto", built.flavour):
-        faults.append(
-            Fault(
-                f"engine={engine.name} is set, but engine.path='{engine.path}' is an engine of {built.flavour}.",
-                todo=f"Give engine={built.flavour}.",
-            )
+        yield Fault(
+            f"engine={engine.name} is set, but engine.path='{engine.path}' is an engine of {built.flavour}.",
+            todo=f"Give engine={built.flavour}.",
         )
     if engine.openvino.head_precision != "checkpoint":
-        faults.append(
-            Fault(
-                f"engine.openvino.head_precision={engine.openvino.head_precision} is asked of an engine that is built:"
-                f" engine.path='{engine.path}'.",
-                "It changes what is built.",
-                "Leave it out, or leave engine.path out to build an engine with it.",
-            )
+        yield Fault(
+            f"engine.openvino.head_precision={engine.openvino.head_precision} is asked of an engine that is built:"
+            f" engine.path='{engine.path}'.",
+            "It changes what is built.",
+            "Leave it out, or leave engine.path out to build an engine with it.",
         )
     if target in ("build", "fidelity", "diagnose") or target in EVALUATED:
-        faults.append(
-            Fault(
-                f"engine.path='{engine.path}' is already built; `{target}` starts from a model.",
-                "It works with repository, serve and benchmark.",
-                "Leave out engine.path, or use one of these.",
-            )
+        yield Fault(
+            f"engine.path='{engine.path}' is already built; `{target}` starts from a model.",
+            "It works with repository, serve and benchmark.",
+            "Leave out engine.path, or use one of these.",
         )
-    return faults
 
 
-def _load_fits(work: WorkloadSettings, build: BuildSettings, positions: int | None) -> list[Fault]:
+def _load_fits(work: WorkloadSettings, build: BuildSettings, positions: int | None) -> Iterator[Fault]:
     """Check the longest request of the workload against the engine's limits; unbounded lengths pass."""
     bounds = [(part.isl.longest, part.osl.longest) for part in work.parts]
     lengths = [(isl, osl) for isl, osl in bounds if isl is not None and osl is not None]
     if not lengths or work.arrival == "trace":
-        return []
+        return
     isl, osl = max(lengths, key=lambda pair: work.turns * sum(pair))
     prompt = work.turns * isl + (work.turns - 1) * osl
     limit = build.max_seq_len or positions
@@ -344,8 +300,9 @@ def _load_fits(work: WorkloadSettings, build: BuildSettings, positions: int | No
         longer = positions is None or prompt + osl <= positions
         todo = "Shorten workload.isl or workload.osl"
         todo += f", or set build.max_seq_len={prompt + osl} or more." if longer else ": the model reads no more."
-        return [Fault(f"{demand} and {osl} of output; the engine holds max_seq_len={limit}.", todo=todo)]
+        yield Fault(f"{demand} and {osl} of output; the engine holds max_seq_len={limit}.", todo=todo)
+        return
     if prompt > build.max_input_len:
         todo = f"Shorten workload.isl, or set build.max_input_len={prompt} or more."
-        return [Fault(f"{demand}; the engine is built with max_input_len={build.max_input_len}.", todo=todo)]
-    return []
+        yield Fault(f"{demand}; the engine is built with max_input_len={build.max_input_len}.", todo=todo)
+        return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import lcm
 from pathlib import Path
 
@@ -41,12 +42,12 @@ def taken_over(settings: Settings) -> bool:
     return settings.kv_cache.dtype is KvFormat.AUTO and here and is_given(settings.model)
 
 
-def given_faults(d: Deployment) -> list[Fault]:
-    """Return why such a folder cannot be used like that; none for a folder in 16 bit."""
+def given_faults(d: Deployment) -> Iterator[Fault]:
+    """Yield why such a folder cannot be used like that; none for a folder in 16 bit."""
     settings, engine = d.settings, d.engine
     folder, build = settings.model.folder, settings.build
     if folder is None:
-        return []
+        return
     faults = import_faults(
         folder,
         model_config(folder),
@@ -57,31 +58,24 @@ def given_faults(d: Deployment) -> list[Fault]:
         effective_bits=settings.quant.effective_bits,
         candidates=settings.quant.mixed,
     )
+    yield from faults
     if faults or not is_given(settings.model):
-        return faults
+        return
     what = f"model.path='{folder}' is already quantized"
     if not engine.writes_engine:
-        faults.append(Fault(f"{what}; engine={engine.setting} takes models in 16 bit.", todo="Use another engine."))
+        yield Fault(f"{what}; engine={engine.setting} takes models in 16 bit.", todo="Use another engine.")
     for name in ("smoothquant_alpha", "awq_alpha_step", "int4_scales", "fp4_inputs"):
         if (value := getattr(settings.quant, name)) not in (None, "max"):
-            faults.append(Fault(f"{what}; quant.{name}={value} has no effect.", todo=f"Leave quant.{name} out."))
-    changing = {
-        "prune": settings.prune.method,
-        "sparsity": settings.sparsity.method,
-        "recover": settings.recover.method,
-    }
-    for group, method in changing.items():
-        if method != "none":
-            faults.append(Fault(f"{what}, so {group}={method} cannot change its weights.", todo=f"Set {group}=none."))
+            yield Fault(f"{what}; quant.{name}={value} has no effect.", todo=f"Leave quant.{name} out.")
+    for group in ("prune", "sparsity", "recover"):
+        if (method := getattr(settings, group).method) != "none":
+            yield Fault(f"{what}, so {group}={method} cannot change its weights.", todo=f"Set {group}=none.")
     if d.has_baseline:
-        faults.append(
-            Fault(
-                f"{what}: the 16-bit model to compare it with is not known.",
-                todo="Set eval.baseline=skip, which measures without a verdict"
-                " (make fidelity: fidelity.reference_path=/the/original).",
-            )
+        yield Fault(
+            f"{what}: the 16-bit model to compare it with is not known.",
+            todo="Set eval.baseline=skip, which measures without a verdict"
+            " (make fidelity: fidelity.reference_path=/the/original).",
         )
-    return faults
 
 
 # Pruning.
@@ -90,61 +84,52 @@ PRUNING_LOGITS_HELD = 4
 """Arrays of the size of a batch's logits that the loss holds, in float32."""
 
 
-def pruning_faults(d: Deployment) -> list[Fault]:
-    """Return why the pruning that is asked for cannot be; sizes alone are checked where the shape is made."""
+def pruning_faults(d: Deployment) -> Iterator[Fault]:
+    """Yield why the pruning that is asked for cannot be; sizes alone are checked where the shape is made."""
     settings, engine, shape, pruning = d.settings, d.engine, d.shape, d.settings.prune
     if not pruning.prunes:
-        return []
-    word, faults = f"prune={pruning.method}", []
+        return
+    word = f"prune={pruning.method}"
     if not engine.writes_engine or settings.speculative.mode in HEADS:
         what = f"engine={engine.name}" if not engine.writes_engine else f"speculative={settings.speculative.mode}"
-        faults.append(Fault(f"{word} conflicts with {what}, which uses the model unchanged.", todo="Set prune=none."))
+        yield Fault(f"{word} conflicts with {what}, which uses the model unchanged.", todo="Set prune=none.")
     if settings.lora.adapters:
-        faults.append(
-            Fault(
-                f"{word} conflicts with lora.adapters, which were trained for the sizes of the whole model.",
-                todo="Set prune=none, or leave lora out.",
-            )
+        yield Fault(
+            f"{word} conflicts with lora.adapters, which were trained for the sizes of the whole model.",
+            todo="Set prune=none, or leave lora out.",
         )
     if settings.fidelity.by_layer:
-        faults.append(
-            Fault(
-                f"{word} conflicts with fidelity.by_layer=true: layers of different sizes cannot be compared.",
-                todo="Leave fidelity.by_layer out.",
-            )
+        yield Fault(
+            f"{word} conflicts with fidelity.by_layer=true: layers of different sizes cannot be compared.",
+            todo="Leave fidelity.by_layer out.",
         )
     if shape is None or shape.pruned_from is None:
-        return faults
-    faults += _divided(settings, shape)
+        return
+    yield from _divided(settings, shape)
     needed = pruning_memory_bytes(shape.unpruned, pruning, settings.calibration)
     if needed > d.machine.memory_bytes:
-        faults.append(
-            Fault(
-                f"{settings.model.label} needs about {show_bytes(needed)} of memory while pruning (modelled); this"
-                f" machine has {show_bytes(d.machine.memory_bytes)}.",
-                todo="Set prune=width, which holds one layer at a time, or take a smaller model.",
-            )
+        yield Fault(
+            f"{settings.model.label} needs about {show_bytes(needed)} of memory while pruning (modelled); this"
+            f" machine has {show_bytes(d.machine.memory_bytes)}.",
+            todo="Set prune=width, which holds one layer at a time, or take a smaller model.",
         )
-    return faults
 
 
-def _divided(settings: Settings, shape: ModelShape) -> list[Fault]:
+def _divided(settings: Settings, shape: ModelShape) -> Iterator[Fault]:
     """Name the numbers of MLP channels that ranks and groups divide, where the model's own is one of them."""
     size, has = settings.prune.mlp, shape.unpruned.intermediate_size
     group = max((FORMATS[each].weights.group_size(settings.quant.group_size) or 1) for each in settings.quant.formats)
     sparse = {"none": 1, "magnitude": 16, "sparsegpt": 4}[settings.sparsity.method]
     multiple = settings.build.tp_size * lcm(group, sparse)
     if size is None or size % multiple == 0 or has % multiple:
-        return []
+        return
     works = [near for near in (size // multiple * multiple, (size // multiple + 1) * multiple) if 0 < near < has]
-    return [
-        Fault(
-            f"prune.mlp={size} conflicts with build.tp_size={settings.build.tp_size},"
-            f" quant={settings.quant.qformat} and sparsity={settings.sparsity.method}: it is not a"
-            f" multiple of {multiple}.",
-            f"Nearest: prune.mlp={' or prune.mlp='.join(map(str, works))}." if works else "",
-        )
-    ]
+    yield Fault(
+        f"prune.mlp={size} conflicts with build.tp_size={settings.build.tp_size},"
+        f" quant={settings.quant.qformat} and sparsity={settings.sparsity.method}: it is not a"
+        f" multiple of {multiple}.",
+        f"Nearest: prune.mlp={' or prune.mlp='.join(map(str, works))}." if works else "",
+    )
 
 
 def pruning_notes(d: Deployment) -> tuple[str, ...]:
@@ -177,94 +162,85 @@ TRAINING_LOGITS_HELD = 6
 """Arrays of the size of a batch's logits, in float32: of student and teacher, their logarithms and gradients."""
 
 
-def recovery_faults(d: Deployment) -> list[Fault]:
-    """Return why the training that is asked for cannot be, or would win back nothing."""
+def recovery_faults(d: Deployment) -> Iterator[Fault]:
+    """Yield why the training that is asked for cannot be, or would win back nothing."""
     settings, engine, shape = d.settings, d.engine, d.shape
     recover, qformat = settings.recover, settings.quant.qformat
     if not recover.trains:
-        return []
+        return
     word = f"recover={recover.method}"
-    faults = []
     if not engine.writes_engine or settings.speculative.mode in HEADS:
         what = f"engine={engine.name}" if not engine.writes_engine else f"speculative={settings.speculative.mode}"
-        faults.append(Fault(f"{word} conflicts with {what}: it uses the model unchanged.", todo="Set recover=none."))
+        yield Fault(f"{word} conflicts with {what}: it uses the model unchanged.", todo="Set recover=none.")
     if settings.sparsity.method == "none" and not settings.prune.prunes and not _sees_rounding(settings.quant):
         scales = " quant.int4_scales=mse" if FORMATS[qformat].rounds_alone else ""
         seen = [name for name in UNIFORM if FORMATS[name].rounds_alone]
-        faults.append(
-            Fault(
-                f"{word} with prune=none, sparsity=none and quant={qformat}{scales} has nothing to recover: training"
-                " makes up for pruning, 2:4 sparsity and the rounding of weights, and there is none of these.",
-                f"It needs prune=..., sparsity=..., or quant={' or quant='.join(seen)}.",
-                "Set recover=none.",
-            )
+        yield Fault(
+            f"{word} with prune=none, sparsity=none and quant={qformat}{scales} has nothing to recover: training"
+            " makes up for pruning, 2:4 sparsity and the rounding of weights, and there is none of these.",
+            f"It needs prune=..., sparsity=..., or quant={' or quant='.join(seen)}.",
+            "Set recover=none.",
         )
     if recover.sharding != "none" and training_processes(recover, d.machine) == 1:
-        faults.append(
-            Fault(
-                f"recover.sharding={recover.sharding} needs recover.processes >= 2: one process trains.",
-                f"It needs recover.processes of 2 or more that divides recover.batch_size={recover.batch_size}, on"
-                " GPUs one for each.",
-                "Set recover.processes=2, or recover.sharding=none.",
-            )
+        yield Fault(
+            f"recover.sharding={recover.sharding} needs recover.processes >= 2: one process trains.",
+            f"It needs recover.processes of 2 or more that divides recover.batch_size={recover.batch_size}, on"
+            " GPUs one for each.",
+            "Set recover.processes=2, or recover.sharding=none.",
         )
     if shape is None:
-        return faults
+        return
     if shape.num_experts > 1:
-        faults.append(Fault(f"{word} does not train a mixture of experts.", todo="Set recover=none."))
+        yield Fault(f"{word} does not train a mixture of experts.", todo="Set recover=none.")
     positions = shape.max_position_embeddings
     if recover.seq_len is not None and recover.seq_len > positions:
-        faults.append(Fault(f"recover.seq_len={recover.seq_len} is longer than the model's {positions} positions."))
-    return faults + _rank_faults(recover, shape) + _machine_faults(d, shape)
+        yield Fault(f"recover.seq_len={recover.seq_len} is longer than the model's {positions} positions.")
+    yield from _rank_faults(recover, shape)
+    yield from _machine_faults(d, shape)
 
 
 def _sees_rounding(quant: QuantSettings) -> bool:
     return rounding_is_known(quant.qformat, quant.int4_scales)
 
 
-def _rank_faults(recover: RecoverSettings, shape: ModelShape) -> list[Fault]:
-    """Return which linears are smaller than the rank of what is trained beside them."""
+def _rank_faults(recover: RecoverSettings, shape: ModelShape) -> Iterator[Fault]:
+    """Yield which linears are smaller than the rank of what is trained beside them."""
     rank = recover.lora_rank
     if rank is None:
-        return []
+        return
     sizes = _targets(recover, shape)
     smallest = min(sizes, key=lambda name: min(sizes[name]))
     inputs, out = sizes[smallest]
     if rank <= min(out, inputs):
-        return []
-    return [
-        Fault(
-            f"recover.lora_rank={rank} is larger than the weight of {smallest}, which is {out} x {inputs}.",
-            f"At most {min(out, inputs)}; usually 8 to 64.",
-            "Set a smaller recover.lora_rank, or recover.lora_rank=null, which trains all weights.",
-        )
-    ]
+        return
+    yield Fault(
+        f"recover.lora_rank={rank} is larger than the weight of {smallest}, which is {out} x {inputs}.",
+        f"At most {min(out, inputs)}; usually 8 to 64.",
+        "Set a smaller recover.lora_rank, or recover.lora_rank=null, which trains all weights.",
+    )
 
 
-def _machine_faults(d: Deployment, shape: ModelShape) -> list[Fault]:
-    """Return training settings that do not fit this machine."""
+def _machine_faults(d: Deployment, shape: ModelShape) -> Iterator[Fault]:
+    """Yield training settings that do not fit this machine."""
     machine, recover = d.machine, d.settings.recover
     on_gpu, processes = d.device == "cuda", training_processes(recover, machine)
     if on_gpu and processes > len(machine.gpus):
-        return [
-            Fault(
-                f"recover.processes={processes} is more than the {len(machine.gpus)} GPUs of this machine.",
-                "Each process needs its own GPU.",
-                "Leave recover.processes out.",
-            )
-        ]
+        yield Fault(
+            f"recover.processes={processes} is more than the {len(machine.gpus)} GPUs of this machine.",
+            "Each process needs its own GPU.",
+            "Leave recover.processes out.",
+        )
+        return
     needed = training_memory_bytes(shape, d.settings, processes) * (1 if on_gpu else processes)
     has = machine.gpus[0].memory_bytes if on_gpu else machine.memory_bytes
     if needed <= has:
-        return []
+        return
     where = "each GPU has" if on_gpu else "this machine has"
-    return [
-        Fault(
-            f"{d.settings.model.label} needs about {show_bytes(needed)} of memory while training (modelled); {where}"
-            f" {show_bytes(has)}.",
-            todo=f"Set {_smaller(recover, processes, on_gpu)}take a smaller model, or recover=none.",
-        )
-    ]
+    yield Fault(
+        f"{d.settings.model.label} needs about {show_bytes(needed)} of memory while training (modelled); {where}"
+        f" {show_bytes(has)}.",
+        todo=f"Set {_smaller(recover, processes, on_gpu)}take a smaller model, or recover=none.",
+    )
 
 
 def _smaller(recover: RecoverSettings, processes: int, on_gpu: bool) -> str:
