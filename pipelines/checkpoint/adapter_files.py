@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.domain.adapter import MODULES, Adapter, check_config, scalings
 from pipelines.domain.errors import UserError, shown
-from pipelines.host.files import parse_json, small_text
+from pipelines.host.files import json_object
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,18 +104,12 @@ def place(module: str) -> tuple[int, str]:
 
 
 def _config(folder: Path, name: str) -> Mapping[str, Any]:
-    path = folder / CONFIG
     try:
-        config = parse_json(small_text(path, MOST_CONFIG_BYTES))
+        return json_object(folder / CONFIG, MOST_CONFIG_BYTES, todo="Save the adapter again.")
     except FileNotFoundError:
         raise UserError(
             f"{name} is not an adapter: it has no {CONFIG}.", todo="Give a folder that peft's save_pretrained() wrote."
         ) from None
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}.", todo="Save the adapter again.") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path} is not a JSON object.", todo="Save the adapter again.")
-    return config
 
 
 def _weights(folder: Path, name: str) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipelines.domain.errors import UserError, did_you_mean, shown
 from pipelines.domain.formats import BY_QUANT_ALGO, FORMATS, FormatSpec, KvFormat, QFormat, stored_as
-from pipelines.host.files import parse_json
+from pipelines.host.files import json_object
 
 # quant_cfg.json of a MIXED_PRECISION checkpoint: how each linear is quantized, by the name of its module.
 #
@@ -53,11 +53,8 @@ def read_layers(folder: Path, kv_cache_quant_algo: str | None) -> Mapping[str, M
             f"{folder} has quant_algo={MIXED}, but no {LAYERS_FILE}, which says how each linear is quantized.",
             todo=_AGAIN,
         )
-    try:
-        raw = parse_json(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}.", todo=_AGAIN) from None
-    layers = raw.get("quantized_layers") if isinstance(raw, Mapping) else None
+    raw = json_object(path, todo=_AGAIN)
+    layers = raw.get("quantized_layers")
     if not isinstance(layers, Mapping) or not layers:
         raise UserError(f"{path} has quantized_layers={shown(layers)}.", allowed="It must name at least one module.")
     if raw.get("kv_cache_quant_algo") != kv_cache_quant_algo:
@@ -305,11 +302,7 @@ class CheckpointConfig:
                 f"{folder} has no config.json; it is not a TensorRT-LLM checkpoint folder.",
                 allowed="A checkpoint folder contains config.json and rank0.safetensors, rank1.safetensors, ...",
             )
-        try:
-            raw = parse_json(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"{path} is not valid JSON: {error}.", todo="Export the checkpoint again.") from None
-        return cls.parse(raw, str(path), folder)
+        return cls.parse(json_object(path, todo=_AGAIN), str(path), folder)
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any], source: str = "config.json", folder: Path | None = None) -> CheckpointConfig:

@@ -175,21 +175,21 @@ def _other_format(
     qformat: QFormat,
     group_size: int,
     mix: tuple[float | None, Sequence[QFormat]],
-) -> list[Fault]:
+) -> Iterator[Fault]:
     if qformat is not stored.qformat:
         size = "" if stored.group_size in (None, 128) else f" quant.group_size={stored.group_size}"
-        return [
-            Fault(
-                f"{what}, and quant={qformat} would quantize it again.",
-                f"Its weights are used unchanged: {stored}.",
-                f"Set quant={stored.qformat}{size}, or give the original model.",
-            )
-        ]
+        yield Fault(
+            f"{what}, and quant={qformat} would quantize it again.",
+            f"Its weights are used unchanged: {stored}.",
+            f"Set quant={stored.qformat}{size}, or give the original model.",
+        )
+        return
     if stored.layers and (overrides := _mix_words(stored, config)) != _words(*mix):
-        return [Fault(f"{what} as {stored}.", "Size and memory are planned from these settings.", f"Set {overrides}.")]
+        yield Fault(f"{what} as {stored}.", "Size and memory are planned from these settings.", f"Set {overrides}.")
+        return
     if stored.group_size not in (None, group_size):
-        return [Fault(f"{what} in groups of {stored.group_size}.", todo=f"Set quant.group_size={stored.group_size}.")]
-    return []
+        yield Fault(f"{what} in groups of {stored.group_size}.", todo=f"Set quant.group_size={stored.group_size}.")
+        return
 
 
 SCALED_NORMS_SINCE = (0, 47)

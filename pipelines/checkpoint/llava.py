@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.errors import ConfigNumbers, UserError, shown
 from pipelines.domain.language_model import LLAVA, LLAVA_NEXT, language_config, whole
-from pipelines.host.files import parse_json, small_text
+from pipelines.host.files import json_object
 
 if TYPE_CHECKING:
     from pipelines.checkpoint.pictures import Tiling
@@ -101,11 +101,7 @@ class VisionShape:
         config = folder / "config.json"
         if not config.is_file():
             raise UserError(f"multimodal.path='{folder}' has no config.json.", todo="Give the folder of a LLaVA.")
-        try:
-            described = parse_json(small_text(config))
-        except ValueError as error:
-            raise UserError(f"{config} is not valid JSON: {error}.") from None
-        return cls.of(described, str(config))
+        return cls.of(json_object(config), str(config))
 
     @classmethod
     def of(cls, config: Mapping[str, Any], source: str) -> VisionShape:

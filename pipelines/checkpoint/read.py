@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pipelines.checkpoint.config_json import CheckpointConfig
-from pipelines.checkpoint.tensors import TensorFile, numpy_dtype
+from pipelines.checkpoint.tensors import TensorFile, TensorSpec, numpy_dtype
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import (
@@ -38,19 +37,6 @@ OUTPUT_SPLIT = ("mlp.fc", "mlp.gate", "lm_head", "transformer.vocab_embedding")
 """Modules whose output dimension is split across tensor-parallel ranks (qkv too, by heads)."""
 INPUT_SPLIT = ("attention.dense", "mlp.proj")
 """Modules whose input dimension is split across tensor-parallel ranks."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """Type and shape of one full-model tensor, known without reading data.
-
-    Attributes:
-        dtype: safetensors spelling, e.g. "BF16", "F8_E4M3", "I8".
-        shape: dimensions after merging ranks.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
 
 
 class Checkpoint:

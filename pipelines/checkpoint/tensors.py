@@ -35,6 +35,17 @@ _ML_NAMES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_
 
 
 @dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Type in safetensors spelling, e.g. "BF16", "F8_E4M3", "I8", and shape of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
 class TensorInfo:
     """Type, shape and position of one tensor in its file.
 
@@ -49,6 +60,11 @@ class TensorInfo:
     shape: tuple[int, ...]
     begin: int
     nbytes: int
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Type and shape."""
+        return TensorSpec(self.dtype, self.shape)
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:

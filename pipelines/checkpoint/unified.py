@@ -13,17 +13,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.checkpoint.tensors import TensorFile, TensorInfo
-from pipelines.checkpoint.verify import Expected, Tensors, value_faults, weight_tensors
+from pipelines.checkpoint.tensors import TensorFile, TensorInfo, TensorSpec
+from pipelines.checkpoint.verify import Tensors, tensor_faults, value_faults, weight_tensors
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.formats import BY_QUANT_ALGO, FORMATS, QFormat
 from pipelines.domain.model_shape import ModelShape
-from pipelines.host.files import parse_json, small_text
+from pipelines.host.files import json_object
 
 QUANT_CONFIG = "hf_quant_config.json"
 _AGAIN = "Export the checkpoint again."
 _16BIT = ("BF16", "F16")
-_ONE = Expected("F32", ())
+_ONE = TensorSpec("F32", ())
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 FUSED = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj"))
 """Linears of a layer that TensorRT-LLM computes together."""
@@ -69,24 +69,12 @@ def verify_unified(folder: Path) -> list[Fault]:
         accepted = ", ".join(map(str, ALGORITHMS))
         return [Fault(f"{folder / QUANT_CONFIG} has quant_algo='{algo}'.", f"Exported are {accepted}.")]
     stored = {name: info for file in files for name, info in file.header.items()}
-    faults = _tensor_faults(folder, expected_tensors(config, shape, block, _dtype(stored)), stored)
+    expected = expected_tensors(config, shape, block, _dtype(stored))
+    needed = {name: spec for name, spec in expected.items() if name in stored or not name.endswith(PRE_QUANT_SCALE)}
+    faults = [*tensor_faults(folder, needed, {name: info.spec for name, info in stored.items()})]
     for file in files:
         faults += value_faults(file.path.name, file)
     return faults or [*_fused_faults(shape, files)]
-
-
-def _tensor_faults(folder: Path, expected: Tensors, stored: Mapping[str, TensorInfo]) -> list[Fault]:
-    faults = []
-    for name in sorted(expected.keys() - stored.keys()):
-        if not name.endswith(PRE_QUANT_SCALE):
-            faults.append(Fault(f"{folder} lacks the tensor '{name}'.", f"Expected: {expected[name]}.", _AGAIN))
-    for name in sorted(stored.keys() - expected.keys()):
-        faults.append(Fault(f"{folder} contains the unexpected tensor '{name}'.", todo=_AGAIN))
-    for name in sorted(expected.keys() & stored.keys()):
-        info = Expected(stored[name].dtype, stored[name].shape)
-        if info != expected[name]:
-            faults.append(Fault(f"{folder}: '{name}' is {info}.", f"Expected: {expected[name]}.", _AGAIN))
-    return faults
 
 
 def _load(folder: Path) -> tuple[dict[str, Any], ModelShape, dict[str, Any]]:
@@ -116,14 +104,9 @@ def quantization_producer(folder: Path) -> dict[str, Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        raw = parse_json(small_text(path))
+        return json_object(path, todo=_AGAIN)
     except FileNotFoundError:
         raise UserError(f"'{path.parent}' has no {path.name}; it is not a Hugging Face checkpoint.") from None
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}.", todo=_AGAIN) from None
-    if not isinstance(raw, dict):
-        raise UserError(f"{path} contains a {type(raw).__name__}.", allowed="It must be a JSON object.", todo=_AGAIN)
-    return raw
 
 
 def _files(folder: Path) -> list[TensorFile]:
@@ -171,8 +154,8 @@ def expected_tensors(config: Mapping[str, Any], shape: ModelShape, block: Mappin
         block: `quantization` of hf_quant_config.json.
         dtype: type of the 16-bit tensors, in safetensors spelling.
     """
-    hidden, head = Expected(dtype, (shape.hidden_size,)), Expected(dtype, (shape.head_dim,))
-    table = Expected(dtype, (shape.vocab_size, shape.hidden_size))
+    hidden, head = TensorSpec(dtype, (shape.hidden_size,)), TensorSpec(dtype, (shape.head_dim,))
+    table = TensorSpec(dtype, (shape.vocab_size, shape.hidden_size))
     tensors: Tensors = {"model.embed_tokens.weight": table, "model.norm.weight": hidden}
     if not shape.tie_word_embeddings:
         tensors["lm_head.weight"] = table
@@ -180,7 +163,7 @@ def expected_tensors(config: Mapping[str, Any], shape: ModelShape, block: Mappin
         layer = f"model.layers.{number}"
         tensors |= {f"{layer}.{norm}.weight": hidden for norm in (*_NORMS, *shape.family.more_norms)}
         if shape.family.experts:
-            router = Expected(dtype, (shape.num_experts, shape.hidden_size))
+            router = TensorSpec(dtype, (shape.num_experts, shape.hidden_size))
             tensors[f"{layer}.{shape.family.router}.weight"] = router
         if shape.family.gpt_oss:
             tensors |= {f"{layer}.{name}": tensor for name, tensor in _of_gpt_oss(shape, dtype).items()}
@@ -192,7 +175,7 @@ def expected_tensors(config: Mapping[str, Any], shape: ModelShape, block: Mappin
             tensors |= {f"{layer}.{name}.{leaf}": t for leaf, t in _linear(out, width, own, dtype).items()}
             key = "attention_bias" if name.startswith("self_attn") else "mlp_bias"
             if (shape.family.qkv_bias and name in FUSED[0]) or shape.family.settled(config).get(key):
-                tensors[f"{layer}.{name}.bias"] = Expected(dtype, (out,))
+                tensors[f"{layer}.{name}.bias"] = TensorSpec(dtype, (out,))
         if block.get("kv_cache_quant_algo"):
             tensors |= {f"{layer}.self_attn.{kv}_proj.{kv}_scale": _ONE for kv in "kv"}
     return tensors
@@ -202,15 +185,15 @@ def _of_gpt_oss(shape: ModelShape, dtype: str) -> Tensors:
     """Return the sinks of a layer and its experts, which are one tensor, in 16 bit or in MXFP4."""
     count, inner, hidden = shape.num_experts, shape.intermediate_size, shape.hidden_size
     tensors = {"self_attn.sinks": (shape.num_attention_heads,), "mlp.router.bias": (count,)}
-    found = {name: Expected(dtype, size) for name, size in tensors.items()}
+    found = {name: TensorSpec(dtype, size) for name, size in tensors.items()}
     for name, (out, width) in {"gate_up_proj": (2 * inner, hidden), "down_proj": (hidden, inner)}.items():
         stem = f"mlp.experts.{name}"
-        found[f"{stem}_bias"] = Expected(dtype, (count, out))
+        found[f"{stem}_bias"] = TensorSpec(dtype, (count, out))
         if shape.mxfp4:
-            found[f"{stem}_blocks"] = Expected("U8", (count, out, width // 32, 16))
-            found[f"{stem}_scales"] = Expected("U8", (count, out, width // 32))
+            found[f"{stem}_blocks"] = TensorSpec("U8", (count, out, width // 32, 16))
+            found[f"{stem}_scales"] = TensorSpec("U8", (count, out, width // 32))
         else:
-            found[stem] = Expected(dtype, (count, width, out))
+            found[stem] = TensorSpec(dtype, (count, width, out))
     return found
 
 
@@ -241,11 +224,11 @@ def _linear(out: int, width: int, block: Mapping[str, Any], dtype: str) -> Tenso
     for leaf, stored in weight_tensors(form.weights, out, width, dtype, int(block.get("group_size", 128))).items():
         packed = leaf == "weight" and form.weights.pairs_outputs  # U8 here, I8 in a TensorRT-LLM checkpoint
         shape = () if stored.shape == (1,) else stored.shape
-        tensors[LEAVES[leaf]] = Expected("U8" if packed else stored.dtype, shape)
+        tensors[LEAVES[leaf]] = TensorSpec("U8" if packed else stored.dtype, shape)
     if form.activation != "16bit":
         tensors["input_scale"] = _ONE
     if block.get("pre_quant_scale"):
-        tensors[PRE_QUANT_SCALE] = Expected(dtype, (width,))
+        tensors[PRE_QUANT_SCALE] = TensorSpec(dtype, (width,))
     return tensors
 
 

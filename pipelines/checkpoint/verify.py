@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.checkpoint.config_json import LAYERS_FILE, LINEARS, CheckpointConfig, Quantization
-from pipelines.checkpoint.tensors import TensorFile
+from pipelines.checkpoint.tensors import TensorFile, TensorSpec
 from pipelines.domain.errors import Fault, UserError, shown
 from pipelines.domain.families import BUILT, FAMILIES
 from pipelines.domain.formats import BY_QUANT_ALGO, FORMATS, INT4_WEIGHTS, UNIFORM, UNSMOOTHED, Activation, WeightKind
@@ -29,21 +28,10 @@ _DTYPE_CODES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _KV_SCALES = ("kv_cache_scaling_factor", "k_cache_scaling_factor", "v_cache_scaling_factor")
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """One tensor of one rank: dtype in safetensors spelling, and shape."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}"
+Tensors = dict[str, TensorSpec]
 
 
-Tensors = dict[str, Expected]
-
-
-_ONE, _SCALAR = Expected("F32", (1,)), Expected("F32", ())
+_ONE, _SCALAR = TensorSpec("F32", (1,)), TensorSpec("F32", ())
 _ACTIVATIONS: dict[Activation, Tensors] = {
     "16bit": {},
     "fp8": {"activation_scaling_factor": _ONE},
@@ -63,13 +51,13 @@ def weight_tensors(kind: WeightKind, out: int, width: int, dtype: str, group: in
         group: input channels that share a scale.
     """
     shape = (out // 2 if kind.pairs_outputs else out, width // 2 if kind.pairs_inputs else width)
-    weight = {"weight": Expected(kind.stored or dtype, shape)}
+    weight = {"weight": TensorSpec(kind.stored or dtype, shape)}
     if kind.stored is None:
         return weight
     scales = (out, width // group) if kind.group else (out,) if kind.scale_per_output else (1,)
-    tensors = weight | {"weights_scaling_factor": Expected(kind.scale_type, scales)}
+    tensors = weight | {"weights_scaling_factor": TensorSpec(kind.scale_type, scales)}
     if kind.second_scale is not None:
-        tensors["weights_scaling_factor_2"] = Expected("F32", kind.second_scale)
+        tensors["weights_scaling_factor_2"] = TensorSpec("F32", kind.second_scale)
     return tensors
 
 
@@ -95,7 +83,7 @@ def verify(folder: Path) -> list[Fault]:
             faults += error.faults
     if faults:
         return faults
-    headers = [{name: Expected(i.dtype, i.shape) for name, i in file.header.items()} for file in ranks]
+    headers = [{name: i.spec for name, i in file.header.items()} for file in ranks]
     faults = check_tensors(config, headers)
     # AutoRound's scales of groups may be negative or 0: nothing is divided by them
     imported = (config.raw.get("producer") or {}).get("name") == IMPORTED
@@ -182,24 +170,29 @@ def _file_faults(folder: Path, config: CheckpointConfig) -> Iterator[Fault]:
         )
 
 
-def check_tensors(config: CheckpointConfig, ranks: Sequence[Mapping[str, Expected]]) -> list[Fault]:
+def check_tensors(config: CheckpointConfig, ranks: Sequence[Mapping[str, TensorSpec]]) -> list[Fault]:
     """Compare names, dtypes and shapes with the rules.
 
     Args:
         config: valid configuration of the checkpoint.
         ranks: tensors of each rank file, in rank order.
     """
-    faults = []
-    for rank, tensors in enumerate(ranks):
-        file, expected = f"rank{rank}.safetensors", expected_tensors(config, rank)
-        for name in sorted(expected.keys() - tensors.keys()):
-            faults.append(Fault(f"{file} lacks '{name}'.", f"Expected: {expected[name]}.", _AGAIN))
-        for name in sorted(tensors.keys() - expected.keys()):
-            faults.append(Fault(f"{file} contains the unexpected tensor '{name}'.", todo=_AGAIN))
-        for name in sorted(expected.keys() & tensors.keys()):
-            if tensors[name] != expected[name]:
-                faults.append(Fault(f"{file}: '{name}' is {tensors[name]}.", f"Expected: {expected[name]}.", _AGAIN))
-    return faults
+    return [
+        fault
+        for rank, tensors in enumerate(ranks)
+        for fault in tensor_faults(f"rank{rank}.safetensors", expected_tensors(config, rank), tensors)
+    ]
+
+
+def tensor_faults(place: object, expected: Tensors, stored: Mapping[str, TensorSpec]) -> Iterator[Fault]:
+    """Yield what a file or folder lacks, what it has more, and what is of another type or shape."""
+    for name in sorted(expected.keys() - stored.keys()):
+        yield Fault(f"{place} lacks '{name}'.", f"Expected: {expected[name]}.", _AGAIN)
+    for name in sorted(stored.keys() - expected.keys()):
+        yield Fault(f"{place} contains the unexpected tensor '{name}'.", todo=_AGAIN)
+    for name in sorted(expected.keys() & stored.keys()):
+        if stored[name] != expected[name]:
+            yield Fault(f"{place}: '{name}' is {stored[name]}.", f"Expected: {expected[name]}.", _AGAIN)
 
 
 def expected_tensors(config: CheckpointConfig, rank: int) -> Tensors:
@@ -212,13 +205,13 @@ def expected_tensors(config: CheckpointConfig, rank: int) -> Tensors:
     tensors: Tensors = {}
     if stage == 0:
         rows = vocab_rows if config.raw.get("use_parallel_embedding") else config.vocab_size
-        tensors["transformer.vocab_embedding.weight"] = Expected(dtype, (rows, config.hidden_size))
+        tensors["transformer.vocab_embedding.weight"] = TensorSpec(dtype, (rows, config.hidden_size))
     layers = config.num_hidden_layers // config.pp_size
     for number in range(layers):
         here, everywhere = f"transformer.layers.{number}", f"transformer.layers.{stage * layers + number}"
         tensors |= {f"{here}.{name}": tensor for name, tensor in layer_tensors(config, everywhere).items()}
     if stage == config.pp_size - 1:
-        tensors["transformer.ln_f.weight"] = Expected(dtype, (config.hidden_size,))
+        tensors["transformer.ln_f.weight"] = TensorSpec(dtype, (config.hidden_size,))
         if not FAMILIES[config.architecture].head_is_embedding:
             tensors |= _linear_tensors(config, "lm_head", "lm_head", vocab_rows, config.hidden_size)
     return tensors
@@ -236,28 +229,28 @@ def layer_tensors(config: CheckpointConfig, path: str) -> Tensors:
         linears |= {"mlp.fc": (2 * inner, hidden), "mlp.proj": (hidden, inner)}
     elif config.experts is None:
         linears |= {"mlp.fc": (inner, hidden), "mlp.gate": (inner, hidden), "mlp.proj": (hidden, inner)}
-    tensors = {f"{norm}.weight": Expected(dtype, (hidden,)) for norm in family.layer_norms}
-    tensors |= {f"attention.{norm}.weight": Expected(dtype, (config.head_size,)) for norm in family.head_norms}
+    tensors = {f"{norm}.weight": TensorSpec(dtype, (hidden,)) for norm in family.layer_norms}
+    tensors |= {f"attention.{norm}.weight": TensorSpec(dtype, (config.head_size,)) for norm in family.head_norms}
     for name, (out, width) in linears.items():
         tensors |= _linear_tensors(config, name, f"{path}.{name}", out, width)
         if has_bias(config, name):
-            tensors[f"{name}.bias"] = Expected(dtype, (out,))
+            tensors[f"{name}.bias"] = TensorSpec(dtype, (out,))
     if config.experts is not None:
         count = config.experts.count
         own = count // config.moe_ep_size
-        tensors["mlp.router.weight"] = Expected("F32", (count, hidden))
+        tensors["mlp.router.weight"] = TensorSpec("F32", (count, hidden))
         if family.gpt_oss:
-            tensors["attention.sinks"] = Expected(dtype, (config.num_attention_heads,))
-            tensors["mlp.router.bias"] = Expected("F32", (count,))
-            tensors["mlp.fc.bias"] = Expected(dtype, (count, 2 * inner))
-            tensors["mlp.proj.bias"] = Expected(dtype, (count, hidden))
+            tensors["attention.sinks"] = TensorSpec(dtype, (config.num_attention_heads,))
+            tensors["mlp.router.bias"] = TensorSpec("F32", (count,))
+            tensors["mlp.fc.bias"] = TensorSpec(dtype, (count, 2 * inner))
+            tensors["mlp.proj.bias"] = TensorSpec(dtype, (count, hidden))
         # up and gate are one, as TensorRT-LLM's plugin reads them
         for name, (out, width) in {"mlp.fc": (2 * inner, hidden), "mlp.proj": (hidden, inner)}.items():
             for leaf, tensor in _linear_tensors(config, name, f"{path}.{name}", out, width).items():
                 shared = leaf.endswith("activation_scaling_factor")  # by all experts
-                tensors[leaf] = tensor if shared else Expected(tensor.dtype, (own, *tensor.shape))
+                tensors[leaf] = tensor if shared else TensorSpec(tensor.dtype, (own, *tensor.shape))
     if config.quantization.kv_cache_quant_algo:
-        tensors |= {f"attention.{name}": Expected("F32", (1,)) for name in _KV_SCALES}
+        tensors |= {f"attention.{name}": TensorSpec("F32", (1,)) for name in _KV_SCALES}
     return tensors
 
 
@@ -275,14 +268,14 @@ def has_bias(config: CheckpointConfig, linear: str) -> bool:
 def _linear_tensors(config: CheckpointConfig, name: str, path: str, out: int, width: int) -> Tensors:
     block, dtype = config.quantization_of(path), _DTYPE_CODES[config.dtype]
     if block.quant_algo == _FP8_ROWWISE:
-        tensors = {"weight": Expected("F8_E4M3", (out, width)), "per_channel_scale": Expected("F32", (out,))}
+        tensors = {"weight": TensorSpec("F8_E4M3", (out, width)), "per_channel_scale": TensorSpec("F32", (out,))}
     else:
         form = FORMATS[block.qformat]
         tensors = weight_tensors(form.weights, out, width, dtype, block.group_size) | _ACTIVATIONS[form.activation]
         if form.tuning:
-            tensors["prequant_scaling_factor"] = Expected(dtype, (width,))
+            tensors["prequant_scaling_factor"] = TensorSpec(dtype, (width,))
     if block.has_zero_point:
-        tensors["zero"] = Expected(dtype, (width // block.group_size, out))
+        tensors["zero"] = TensorSpec(dtype, (width // block.group_size, out))
     return {f"{name}.{leaf}": tensor for leaf, tensor in tensors.items()}
 
 

@@ -23,7 +23,7 @@ from pipelines.compress.config import Dtype
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import show_bytes
-from pipelines.host.files import parse_json, small_text, sync
+from pipelines.host.files import json_object, sync
 
 # A Hugging Face folder before it is loaded: its configuration, its files, and the types of its weights.
 
@@ -63,10 +63,7 @@ def look_at(folder: Path) -> ModelFolder:
             f"{folder} has no config.json; it is not a Hugging Face model folder.",
             allowed="A model folder contains config.json, tokenizer files and *.safetensors.",
         )
-    try:
-        config: dict[str, Any] = parse_json(small_text(config_path))
-    except ValueError as error:
-        raise UserError(f"{config_path} is not valid JSON: {error}.", todo="Download the model again.") from None
+    config = json_object(config_path, todo="Download the model again.")
     files = tuple(sorted(folder.glob("*.safetensors")))
     if not files:
         raise UserError(

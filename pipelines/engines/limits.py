@@ -6,7 +6,6 @@ OpenVINO engine of this project has the same file plus the key `engine`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from pipelines.domain.errors import Fault, UserError
 from pipelines.engines.registry import ENGINES, TENSORRT_LLM, EngineDescription
+from pipelines.host.files import json_object
 
 CONFIG = "config.json"
 SIZES = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
@@ -158,20 +158,13 @@ def read_engine_config(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, An
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        return json_object(path, todo=REBUILD)
     except FileNotFoundError:
         raise UserError(
             f"'{path.parent}' is not an engine folder: it has no {path.name}.",
             allowed="An engine folder is the output of `make build` or trtllm-build.",
             todo="Build it: make build",
         ) from None
-    except (UnicodeDecodeError, ValueError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}.", todo=REBUILD) from None
-    if not isinstance(raw, dict):
-        raise UserError(
-            f"{path} holds a {type(raw).__name__}.", allowed="An engine's config.json must be a JSON object."
-        )
-    return raw
 
 
 def _block(raw: Mapping[str, Any], name: str, folder: Path) -> Mapping[str, Any]:

@@ -112,6 +112,27 @@ def small_text(path: Path, most: int = MOST_SMALL_BYTES) -> str:
         raise UserError(f"{path}{where} cannot be read: {error.strerror}.", todo="Restore the file.") from None
 
 
+def json_object(path: Path, most: int = MOST_SMALL_BYTES, *, todo: str = "") -> dict[str, Any]:
+    """Read a small JSON object that others wrote.
+
+    Args:
+        path: of the file.
+        most: bytes that it may have.
+        todo: what to do about a file that is none, for messages.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        UserError: it cannot be read (see `small_text`), or is not a JSON object.
+    """
+    try:
+        content = parse_json(small_text(path, most))
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}.", todo=todo) from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is not a JSON object: it holds a {type(content).__name__}.", todo=todo)
+    return content
+
+
 def link_to(folder: Path, link: Path) -> None:
     """Point `link` to a folder, replacing its old target.
 

@@ -21,7 +21,7 @@ from pipelines.domain.formats import reads_texts
 from pipelines.domain.language_model import whole
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
-from pipelines.host.files import check_links
+from pipelines.host.files import check_links, json_object
 from pipelines.plan.targets import EVALUATED, Goal
 from pipelines.store.hash_cache import HashCache
 from pipelines.store.sources import (
@@ -32,7 +32,6 @@ from pipelines.store.sources import (
     check_tokenizer,
     engine_source,
     files_source,
-    json_object,
     model_config,
     model_source,
 )

@@ -23,7 +23,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import rope_as_read
 from pipelines.domain.units import MIB
 from pipelines.domain.variant import Variant
-from pipelines.host.files import check_links, parse_json, small_text
+from pipelines.host.files import check_links, json_object, parse_json, small_text
 from pipelines.settings.base import HUB_NAME
 from pipelines.store.hash_cache import HashCache
 from pipelines.store.store import content_digest
@@ -232,21 +232,6 @@ def _refuse_other_layout(files: Iterable[Path], place: Path, key: str) -> None:
                     allowed=f"It takes {HF_FOLDER}.",
                     todo=todo,
                 )
-
-
-def json_object(path: Path) -> dict[str, Any]:
-    """Read a small JSON file of a model.
-
-    Raises:
-        UserError: it is not a JSON object, or too large to be read into memory.
-    """
-    try:
-        content = parse_json(small_text(path))
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}.") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is not a JSON object.")
-    return content
 
 
 LONGEST_NAME = 255

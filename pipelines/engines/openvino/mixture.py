@@ -20,7 +20,8 @@ import openvino as ov
 from openvino import opset13 as op
 
 from pipelines.checkpoint.config_json import Experts
-from pipelines.checkpoint.read import Array, Checkpoint, TensorSpec
+from pipelines.checkpoint.read import Array, Checkpoint
+from pipelines.checkpoint.tensors import TensorSpec
 from pipelines.engines.openvino.lora import named
 
 Expert = Callable[[int, ov.Node], ov.Node]

@@ -13,8 +13,8 @@ ml_dtypes = pytest.importorskip("ml_dtypes")
 
 from pipelines.checkpoint.config_json import CheckpointConfig  # noqa: E402
 from pipelines.checkpoint.describe import describe, render  # noqa: E402
-from pipelines.checkpoint.tensors import TensorFile  # noqa: E402
-from pipelines.checkpoint.verify import Expected, check_tensors, expected_tensors, verify  # noqa: E402
+from pipelines.checkpoint.tensors import TensorFile, TensorSpec  # noqa: E402
+from pipelines.checkpoint.verify import check_tensors, expected_tensors, verify  # noqa: E402
 
 CONFIG = {
     "architecture": "LlamaForCausalLM",
@@ -231,7 +231,7 @@ def test_measured_exports_obey_the_rules(subtests) -> None:
             config = CheckpointConfig.parse(run["config"])
             headers = [
                 {
-                    tensor: Expected(_TORCH_CODES[dtype.removeprefix("torch.")], tuple(shape))
+                    tensor: TensorSpec(_TORCH_CODES[dtype.removeprefix("torch.")], tuple(shape))
                     for tensor, (dtype, shape) in rank.items()
                 }
                 for _, rank in sorted(run["tensors"].items())
