@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from pipelines.checkpoint.describe import describe
 from pipelines.checkpoint.unified import describe_unified
 from pipelines.compress import modelopt_door, transformers_door
+from pipelines.compress.by_tensor import QuantizeTask
 from pipelines.compress.calibration import (
     ProgressRecord,
     calibrated_on,
@@ -22,13 +22,11 @@ from pipelines.compress.calibration import (
     stamp,
 )
 from pipelines.compress.checkpoint_layout import CheckpointLayout, FolderLayout, RanksLayout
-from pipelines.compress.config import CalibrationSettings
 from pipelines.compress.contexts import BATCHES, gpu_memory_named, muted
-from pipelines.compress.model_folder import ModelFolder, torch_dtype
+from pipelines.compress.model_folder import torch_dtype
 from pipelines.compress.one_layer import LayerSource
 from pipelines.compress.postprocess import correct_export
 from pipelines.compress.simulating import LayerQuantizer, prepared, quantize_layers, simulated
-from pipelines.compress.specs import Layout, QuantSpec
 from pipelines.domain.families import settled
 from pipelines.domain.formats import FORMATS
 from pipelines.domain.progress import Progress
@@ -54,21 +52,6 @@ def unified_config(hf_config: Mapping[str, Any], dtype: str, quantization: Mappi
     """Return the source model's configuration with the quantization, the dtype, and RoPE in both styles."""
     config = {**hf_config, "torch_dtype": dtype, "dtype": dtype, **both_spellings(settled(hf_config))}
     return config | ({"quantization_config": dict(quantization)} if quantization else {})
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizeTask:
-    """What to make of a model; see `pipelines.compress.quantizing.quantize`."""
-
-    source: ModelFolder
-    spec: QuantSpec
-    texts: Iterable[str]
-    calibration: CalibrationSettings
-    tp_size: int
-    pp_size: int
-    dtype: str
-    device: str
-    layout: Layout
 
 
 def quantize_by_modelopt(task: QuantizeTask, out_dir: Path, progress: Progress) -> dict[str, Any]:
@@ -99,15 +82,15 @@ def _by_layer(task: QuantizeTask, out_dir: Path, progress: Progress) -> tuple[di
     """Calibrate and export one layer after another, go on where a run was stopped; return facts and the record."""
     source, spec, calibration = task.source, task.spec, task.calibration
     config, data = prepared(source, spec, task.texts, calibration, task.device, progress)
-    layers = LayerSource(source, task.dtype, task.device, rows=64 * task.tp_size)
+    layers = LayerSource(source, task.dtype, task.device, rows=64 * task.split.tp_size)
     files: CheckpointLayout = (
         FolderLayout(layers.layers)
         if task.layout == "hugging_face"
-        else RanksLayout(layers.layers, task.tp_size, task.pp_size)
+        else RanksLayout(layers.layers, task.split.tp_size, task.split.pp_size)
     )
     formats = [spec.quant.model_dump(mode="json"), spec.kv_cache]
     identity = {
-        "quantize": [*formats, task.tp_size, task.pp_size, task.dtype, task.device, task.layout],
+        "quantize": [*formats, task.split.tp_size, task.split.pp_size, task.dtype, task.device, task.layout],
         "model": stamp(source),
         "calibration": calibrated_on(calibration, data),
         "tools": [modelopt_door.VERSION, torch.__version__, transformers_door.VERSION],
@@ -136,7 +119,7 @@ def _whole(task: QuantizeTask, out_dir: Path, progress: Progress) -> tuple[dict[
         if task.layout == "hugging_face":
             modelopt_door.export_unified(done.model, dtype, out_dir)
         else:
-            split = {"tp_size": task.tp_size, "pp_size": task.pp_size}
+            split = {"tp_size": task.split.tp_size, "pp_size": task.split.pp_size}
             modelopt_door.export(done.model, source.shape.family, dtype, out_dir, **split)
     facts = {"calibration": calibration_facts(done.data, time.monotonic() - began)}
     return facts | {name: each for name in ("search", "experts") if (each := getattr(done, name))}, None

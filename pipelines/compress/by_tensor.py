@@ -10,7 +10,8 @@ Shapes: O output channels, I input channels, G groups of input channels.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,10 +24,11 @@ from pipelines.checkpoint.unified import linear_shapes
 from pipelines.checkpoint.verify import has_bias, layer_tensors
 from pipelines.compress.calibration import ProgressRecord, calibration_facts, new_files_removed, stamp
 from pipelines.compress.checkpoint_layout import RankFiles, copy_vocabulary
+from pipelines.compress.config import CalibrationSettings
 from pipelines.compress.expert_weights import ExpertWeights
 from pipelines.compress.model_folder import EMBEDDING, HEAD, NORM, ModelFolder, ModelWeights, torch_dtype
 from pipelines.compress.postprocess import corrected
-from pipelines.compress.specs import QuantSpec
+from pipelines.compress.specs import Layout, QuantSpec
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import SOFT_CAPS
 from pipelines.domain.formats import FORMATS, QFormat
@@ -220,12 +222,21 @@ class Split(NamedTuple):
     moe_ep_size: int = 1
 
 
-ONE_RANK = Split()
+@dataclass(frozen=True, slots=True)
+class QuantizeTask:
+    """What to make of a model folder; see `pipelines.compress.quantizing.quantize`."""
+
+    source: ModelFolder
+    spec: QuantSpec
+    texts: Iterable[str]
+    calibration: CalibrationSettings
+    split: Split
+    dtype: str
+    device: str
+    layout: Layout
 
 
-def write_by_tensor(
-    source: ModelFolder, out_dir: Path, spec: QuantSpec, dtype: str, split: Split, progress: Progress
-) -> dict[str, Any]:
+def write_by_tensor(task: QuantizeTask, out_dir: Path, progress: Progress) -> dict[str, Any]:
     """Write the checkpoint of a model whose linears stay in 16 bit until the engine is built, or are rounded to INT4.
 
     A run that was stopped is continued after the last complete layer.
@@ -237,18 +248,19 @@ def write_by_tensor(
         UserError: a tensor is missing, has another shape or is not finite, all weights of a linear that is rounded are
             zero, the head contradicts config.json, or the disk has too little space.
     """
+    source, spec = task.source, task.spec
     with new_files_removed(out_dir):
         group = 0 if spec.sixteen_bit else spec.quant.group_size
-        tensors = CheckpointTensors(source, torch_dtype(dtype), group)
+        tensors = CheckpointTensors(source, torch_dtype(task.dtype), group)
         block = {"quant_algo": None, "kv_cache_quant_algo": None} | quantization_block(spec.quant.qformat, group)
         block |= {"exclude_modules": ["lm_head"]} if group else {}
-        raw = checkpoint_config(source, dtype, block, _PRODUCER, split)
+        raw = checkpoint_config(source, task.dtype, block, _PRODUCER, task.split)
         out_dir.mkdir(parents=True, exist_ok=True)
         text = json.dumps(corrected(raw, source.config, spec), indent=2)
         (out_dir / "config.json").write_text(text + "\n", encoding="utf-8")
         config = CheckpointConfig.load(out_dir)
         _check(source, tensors, config)
-        identity = [spec.quant.qformat, group, *split, dtype, stamp(source), torch.__version__]
+        identity = [spec.quant.qformat, group, *task.split, task.dtype, stamp(source), torch.__version__]
         record = ProgressRecord(out_dir, {"sixteen_bit": identity})
         _write(source.shape, tensors, config, out_dir, record, progress)
     record.close()
@@ -318,7 +330,7 @@ def checkpoint_config(
     dtype: str,
     quantization: Mapping[str, Any],
     producer: Mapping[str, str],
-    split: Split = ONE_RANK,
+    split: Split,
 ) -> dict[str, Any]:
     """Return what ModelOpt would write into config.json, before it is corrected."""
     shape, config = source.shape, source.shape.family.settled(source.config)

@@ -7,7 +7,7 @@ exact where activations are not rounded, apart from the decoded weights being ro
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -16,9 +16,10 @@ from pipelines.checkpoint.config_json import KV_SCALE
 from pipelines.checkpoint.read import Checkpoint, dequantize
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.checkpoint.unified import linear_shapes
+from pipelines.compress.by_tensor import QuantizeTask
 from pipelines.compress.calibration import CalibrationSet, seed_everything
 from pipelines.compress.checkpoint_layout import RanksLayout
-from pipelines.compress.config import CalibrationSettings, QuantSettings
+from pipelines.compress.config import QuantSettings
 from pipelines.compress.contexts import muted
 from pipelines.compress.model_folder import ModelFolder, ModelWeights
 from pipelines.compress.one_layer import LayerSource
@@ -74,38 +75,26 @@ class DecodedWeights(ModelWeights):
 
 
 def calibrated_scales(
-    source: ModelFolder,
-    out_dir: Path,
-    modules: Mapping[str, tuple[str, ...]],
-    spec: QuantSpec,
-    texts: Iterable[str],
-    calibration: CalibrationSettings,
-    dtype: str,
-    device: str,
-    progress: Progress,
+    task: QuantizeTask, out_dir: Path, modules: Mapping[str, tuple[str, ...]], progress: Progress
 ) -> tuple[dict[str, torch.Tensor], CalibrationSet | None]:
     """Return the scales of the KV cache under their names in the checkpoint, and what they were calibrated on.
 
     Args:
-        source: the quantized folder.
+        task: the quantized folder, and what to calibrate the cache on.
         out_dir: the checkpoint, with all weights; hidden states are in it meanwhile.
         modules: see `DecodedWeights`.
-        spec: with the format of the cache.
-        texts: to calibrate on.
-        calibration: how many, and how long.
-        dtype: of the decoded weights.
-        device: "cpu" or "cuda".
         progress: shows the layers.
     """
-    cache = QuantSpec(QuantSettings(qformat=QFormat.NONE), spec.kv_cache)
+    source, calibration = task.source, task.calibration
+    cache = QuantSpec(QuantSettings(qformat=QFormat.NONE), task.spec.kv_cache)
     scales, folder = {}, out_dir / PARTIAL
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     folder.mkdir()
     try:
         with muted():
-            config, data = prepared(source, cache, texts, calibration, device, progress)
+            config, data = prepared(source, cache, task.texts, calibration, task.device, progress)
             weights = DecodedWeights(source, Checkpoint.open(out_dir), modules)
-            layers = LayerSource(source, dtype, device, weights=weights)
+            layers = LayerSource(source, task.dtype, task.device, weights=weights)
             quantizer = LayerQuantizer(layers, source.shape.family, config, data, folder, cache_alone=True)
             exported, layout = folder / "layer", RanksLayout(1, 1, 1)
             with progress.task("calibrating the KV cache", layers.layers, "layers") as advance:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,13 @@ from pipelines.compress.by_tensor import (
     LINEARS,
     NORMS,
     CheckpointTensors,
-    Split,
+    QuantizeTask,
     checkpoint_config,
     names_of,
     quantization_block,
 )
 from pipelines.compress.calibration import calibration_facts
 from pipelines.compress.checkpoint_layout import RankFiles
-from pipelines.compress.config import CalibrationSettings
 from pipelines.compress.contexts import BATCHES, gpu_memory_named
 from pipelines.compress.model_folder import ModelFolder, torch_dtype
 from pipelines.compress.postprocess import corrected
@@ -143,17 +142,7 @@ class _Tensors(dict[str, Any]):
         return super().__getitem__(name)[name]
 
 
-def import_folder(
-    source: ModelFolder,
-    out_dir: Path,
-    spec: QuantSpec,
-    split: Split,
-    dtype: str,
-    texts: Iterable[str],
-    calibration: CalibrationSettings,
-    device: str,
-    progress: Progress,
-) -> dict[str, Any]:
+def import_folder(task: QuantizeTask, out_dir: Path, progress: Progress) -> dict[str, Any]:
     """Write the checkpoint; texts calibrate a KV cache that the folder has no scales for, on one rank.
 
     Returns:
@@ -162,12 +151,12 @@ def import_folder(
     Raises:
         UserError: the folder cannot be taken over like that, or lacks a tensor.
     """
-    began = time.monotonic()
-    _refuse_faults(source, spec, split)
-    folder = _Folder(source, spec, dtype)
+    began, source = time.monotonic(), task.source
+    _refuse_faults(task)
+    folder = _Folder(source, task.spec, task.dtype)
     out_dir.mkdir(parents=True, exist_ok=True)
     layers = source.shape.num_hidden_layers
-    raw = corrected(_config(source, spec, dtype, folder, split), source.config, spec)
+    raw = corrected(_config(task, folder), source.config, task.spec)
     (out_dir / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
     if folder.declared.layers:
         mixed = {key: raw["quantization"][key] for key in ("quant_algo", "kv_cache_quant_algo")}
@@ -194,9 +183,7 @@ def import_folder(
         from pipelines.compress import imported_cache, modelopt_door
 
         with gpu_memory_named("calibrating the KV cache", BATCHES):
-            calibrated, data = imported_cache.calibrated_scales(
-                source, out_dir, LINEARS, spec, texts, calibration, dtype, device, progress
-            )
+            calibrated, data = imported_cache.calibrated_scales(task, out_dir, LINEARS, progress)
         tool = {"nvidia-modelopt": modelopt_door.VERSION}
         for name in scales:
             files.write(name, calibrated[name])
@@ -205,7 +192,8 @@ def import_folder(
     return {**describe(out_dir), "calibration": calibration_facts(data, seconds), "tool": tool}
 
 
-def _refuse_faults(source: ModelFolder, spec: QuantSpec, split: Split) -> None:
+def _refuse_faults(task: QuantizeTask) -> None:
+    source, spec, split = task.source, task.spec, task.split
     if faults := import_faults(
         source.folder,
         source.config,
@@ -223,15 +211,16 @@ def _refuse_faults(source: ModelFolder, spec: QuantSpec, split: Split) -> None:
         raise UserError(f"A quantized folder of {family.architecture} cannot be taken over.", todo="Give the original.")
 
 
-def _config(source: ModelFolder, spec: QuantSpec, dtype: str, folder: _Folder, split: Split) -> dict[str, Any]:
+def _config(task: QuantizeTask, folder: _Folder) -> dict[str, Any]:
     """Return what ModelOpt would write into config.json, before it is corrected."""
+    spec = task.spec
     block = {
         **quantization_block(spec.quant.qformat, spec.quant.group_size, folder.points),
         "kv_cache_quant_algo": None if spec.kv_cache is KvFormat.AUTO else spec.kv_cache.upper(),
         **({} if folder.declared.layers else {"exclude_modules": ["lm_head"]}),
     }
     producer = {"name": IMPORTED, "version": str(folder.block.get("quant_method"))}
-    return checkpoint_config(source, dtype, block, producer, split)
+    return checkpoint_config(task.source, task.dtype, block, producer, task.split)
 
 
 def _layer_blocks(folder: _Folder, layers: int) -> dict[str, Any]:

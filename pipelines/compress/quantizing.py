@@ -6,20 +6,17 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.checkpoint.declarations import quantization_of
 from pipelines.checkpoint.stored_linears import sixteen_bit_faults
-from pipelines.compress.by_tensor import Split, write_by_tensor
+from pipelines.compress.by_tensor import QuantizeTask, Split, write_by_tensor
 from pipelines.compress.config import CalibrationSettings
 from pipelines.compress.importing import import_folder
 from pipelines.compress.model_folder import look_at, pick_device, pick_dtype
 from pipelines.compress.specs import Layout, QuantSpec
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SILENT, Progress
-
-if TYPE_CHECKING:
-    from pipelines.compress.by_modelopt import QuantizeTask
 
 
 def quantize(
@@ -64,37 +61,31 @@ def quantize(
     """
     source, split = look_at(model_dir), Split(tp_size, pp_size, moe_ep_size)
     picked, device = pick_dtype(source, spec.quant.dtype), pick_device(device)
+    task = QuantizeTask(source, spec, texts, calibration, split, picked, device, layout)
     if quantization_of(source.folder, source.config) is not None:
         if layout == "hugging_face":
             raise UserError(f"{model_dir} is already quantized; the PyTorch backend's export takes models in 16 bit.")
-        facts = import_folder(source, out_dir, spec, split, picked, texts, calibration, device, progress)
-        return {**facts, "source_bytes": source.weight_bytes}
+        return {**import_folder(task, out_dir, progress), "source_bytes": source.weight_bytes}
     if faults := [*sixteen_bit_faults(str(model_dir), model_dir, source.config)]:
         raise UserError.of(faults)
     family = source.shape.family
     exported = family.modelopt_type is not None or family.by_tensor
     if spec.by_tensor and layout != "hugging_face" and exported:
-        facts = write_by_tensor(source, out_dir, spec, picked, split, progress)
+        facts = write_by_tensor(task, out_dir, progress)
     else:
-        from pipelines.compress.by_modelopt import QuantizeTask
-
-        task = QuantizeTask(source, spec, texts, calibration, tp_size, pp_size, picked, device, layout)
-        facts = _by_modelopt(task, out_dir, split, progress)
+        facts = _by_modelopt(task, out_dir, progress)
     # the files do not name the algorithm
     return {**facts, "qformat": str(spec.quant.qformat), "source_bytes": source.weight_bytes}
 
 
-def _by_modelopt(task: QuantizeTask, out_dir: Path, split: Split, progress: Progress) -> dict[str, Any]:
+def _by_modelopt(task: QuantizeTask, out_dir: Path, progress: Progress) -> dict[str, Any]:
     """Quantize with ModelOpt; it exports mixtures in Hugging Face's layout alone, so these are converted from it."""
     from pipelines.compress.by_modelopt import quantize_by_modelopt
 
     if not task.source.shape.family.experts or task.layout == "hugging_face":
         return quantize_by_modelopt(task, out_dir, progress)
     unified = out_dir / "hugging_face"
-    whole = replace(task, layout="hugging_face", tp_size=1, pp_size=1)
-    facts = quantize_by_modelopt(whole, unified, progress)
-    taken = import_folder(
-        look_at(unified), out_dir, task.spec, split, task.dtype, (), task.calibration, task.device, progress
-    )
+    facts = quantize_by_modelopt(replace(task, layout="hugging_face", split=Split()), unified, progress)
+    taken = import_folder(replace(task, source=look_at(unified), texts=()), out_dir, progress)
     shutil.rmtree(unified)
     return {**facts, **taken, **{name: facts[name] for name in ("calibration", "tool")}}

@@ -18,7 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pipelines.compress.by_modelopt import unified_config
-from pipelines.compress.by_tensor import checkpoint_config
+from pipelines.compress.by_tensor import Split, checkpoint_config
 from pipelines.compress.model_folder import ModelFolder
 from pipelines.compress.postprocess import corrected
 from pipelines.domain.errors import UserError
@@ -187,7 +187,7 @@ def ours_in_a_checkpoint(config: dict[str, Any], folder: Any) -> SimpleNamespace
     """The configuration of the checkpoint that is written of this folder."""
     shape = ModelShape.from_hf_config(config)
     block = {"quant_algo": None, "kv_cache_quant_algo": None}
-    raw = checkpoint_config(ModelFolder(folder, config, shape, ()), "bfloat16", block, {})
+    raw = checkpoint_config(ModelFolder(folder, config, shape, ()), "bfloat16", block, {}, Split())
     found = corrected(raw, config, quant_spec(QFormat.NONE))
     return SimpleNamespace(raw=found, **found)
 
