@@ -12,9 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from pipelines.domain.errors import UserError
+
 # Count the processes that the kernel has killed because memory ran out.
 
 APART_S = 10.0
+STOP_S = 10.0
+"""How long a command has to shut down gracefully."""
 COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
@@ -200,3 +204,24 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def run_logged(command: Sequence[str], *, title: str, env: Mapping[str, str], cwd: Path, log_file: Path) -> list[str]:
+    """Run a command to its end, and return the lines of its log; nothing of it is left if this is interrupted.
+
+    Raises:
+        UserError: it failed; with the end of its log.
+    """
+    process = SupervisedProcess(command, env=env, cwd=cwd, log_file=log_file)
+    try:
+        code = process.wait()
+    except BaseException:
+        process.stop(STOP_S)
+        raise
+    lines = [line for line in log_file.read_text(errors="replace").splitlines() if line.strip()]
+    if code:
+        raise UserError(
+            f"{title} failed ({process.describe_exit()}): {lines[-1] if lines else 'no output'}.",
+            todo="Its last output: " + " | ".join(lines[-5:]),
+        )
+    return lines

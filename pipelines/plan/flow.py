@@ -206,19 +206,9 @@ def _ask_server(d: Deployment) -> Node:
 def _fidelity(d: Deployment) -> list[Node]:
     """Return the comparison of predictions with those of the reference, after its texts."""
     settings, fidelity = d.settings, d.settings.fidelity
-    stage = Fidelity(
-        d.engine.name,
-        d.engine.options_of(settings.engine),
-        fidelity,
-        fidelity.tokens or (ALONE if d.target == "fidelity" else AMONG_OTHERS),
-        settings.calibration,
-        settings.quant,
-        settings.model.label,
-        settings.variant.label,
-        d.reference_model.label,
-        (*d.engine.run_libraries, "numpy", "transformers", "tokenizers"),
-        (*d.engine.packages, "transformers"),
-    )
+    tokens = fidelity.tokens or (ALONE if d.target == "fidelity" else AMONG_OTHERS)
+    variant, reference = settings.variant.label, d.reference_model.label
+    stage = Fidelity(**_reading(d, tokens), quant=settings.quant, variant=variant, reference=reference)
     before, texts = _texts(d)
     beside: dict[str, Input] = {name: d.sources[name] for name in ("reference_model",) if name in d.sources}
     inputs = {"engine": engine(d), "reference": engine(d.reference), "model": model(d), **beside, **texts}
@@ -228,21 +218,25 @@ def _fidelity(d: Deployment) -> list[Node]:
 def _fidelity_of_server(d: Deployment) -> list[Node]:
     """Return the comparison of a server's predictions with those of the 16-bit engine, after its texts."""
     settings = d.settings
-    stage = FidelityServed(
-        d.engine.name,
-        d.engine.options_of(settings.engine),
-        settings.eval,
-        settings.fidelity,
-        settings.fidelity.tokens or ALONE,
-        settings.calibration,
-        settings.model.label,
-        settings.paths.runs.absolute() / ".answers",
-        (*d.engine.run_libraries, "numpy", "transformers", "tokenizers"),
-        (*d.engine.packages, "transformers"),
-    )
+    answers = settings.paths.runs.absolute() / ".answers"
+    stage = FidelityServed(**_reading(d, settings.fidelity.tokens or ALONE), eval=settings.eval, answers=answers)
     before, texts = _texts(d)
     inputs = {"engine": engine(d), "model": model(d), **texts}
     return [*before, Node("fidelity", stage, f"{settings.model.label}-{SERVED_ELSEWHERE}", inputs)]
+
+
+def _reading(d: Deployment, tokens: int) -> dict[str, Any]:
+    """Return what both comparisons read texts with."""
+    return {
+        "engine": d.engine.name,
+        "options": d.engine.options_of(d.settings.engine),
+        "fidelity": d.settings.fidelity,
+        "tokens": tokens,
+        "calibration": d.settings.calibration,
+        "model": d.settings.model.label,
+        "libraries": (*d.engine.run_libraries, "numpy", "transformers", "tokenizers"),
+        "needs": (*d.engine.packages, "transformers"),
+    }
 
 
 def _texts(d: Deployment) -> tuple[list[Node], dict[str, Input]]:

@@ -28,19 +28,17 @@ TEXTS = {name: f"text.{name}" for name in SHIPPED} | {"calibration": "calibratio
 """Input of the stage by the name of its text."""
 
 
-@dataclass(frozen=True)
-class Fidelity:
-    """Engine folder, engine folder of the 16-bit reference, tokenizer and texts in, `fidelity.json` out.
+@dataclass(frozen=True, kw_only=True)
+class _Reading:
+    """Texts that an engine reads, so that its predictions can be compared.
 
     Attributes:
         engine: by name, see `pipelines.engines.registry`.
         options: the engine's own settings; None where it has none.
-        fidelity: windows, prompts, and whether to compare by layer.
+        fidelity: windows, and what is compared.
         tokens: predicted tokens of all texts together.
         calibration: where the calibration text is, and how much of it was observed.
-        quant: format of the compressed model, which says how to compare weights.
-        model: label of the compressed model.
-        reference: label of the reference.
+        model: label of the model.
         libraries: of the engine.
     """
 
@@ -49,12 +47,65 @@ class Fidelity:
     fidelity: FidelitySettings
     tokens: int
     calibration: CalibrationSettings
-    quant: QuantSettings
     model: str
-    variant: str
-    reference: str
     libraries: tuple[str, ...]
     needs: tuple[str, ...]
+
+    def _read(self, settings: set[str]) -> dict[str, Any]:
+        """Return what identifies the texts that are read, and the arithmetic that reads them."""
+        mine = self.fidelity.path  # its suffix decides how it is read, and a file's digest leaves it out
+        return {
+            "engine": self.engine,
+            **options_of_scores(self.options),
+            **self.fidelity.model_dump(include=settings),
+            "tokens": self.tokens,
+            "calibration": calibration_identity(self.calibration),
+            "model": self.model,
+            **({"file_type": mine.suffix, "column": self.fidelity.column} if mine else {}),
+        }
+
+    def _side(self, folder: Path, name: str) -> Side:
+        """Open an engine, which loads nothing before it is used."""
+        from eval.fidelity.measure import Side
+
+        session = open_engine(self.engine, **all_options(self.options)).open(folder)
+        assert isinstance(session, LogitsSession), "the plan has this stage only for engines that give logits"
+        return Side(name, session)
+
+    def _windows(self, inputs: Mapping[str, Path], longest: int) -> list[Windows]:
+        """Cut every text among the inputs into windows of at most so many tokens."""
+        from eval.adapter import load_tokenizer
+        from eval.fidelity.measure import cut
+
+        tokenizer, names = load_tokenizer(inputs["model"]), [name for name, source in TEXTS.items() if source in inputs]
+        length, each = min(self.fidelity.window, longest), -(-self.tokens // len(names))
+        windows = []
+        for name in names:
+            # calibration may have observed the first rows of its text
+            observed = name == "calibration" or (name == "bundled" and self.calibration.source == "bundled")
+            source, count = self._source(name, inputs), self.calibration.size if observed else 0
+            windows.append(cut(name, source, tokenizer, length=length, tokens=each, observed=count))
+        return windows
+
+    def _source(self, name: str, inputs: Mapping[str, Path]) -> Callable[[], Iterable[str]]:
+        if name == "calibration":
+            return lambda: texts_of(self.calibration, inputs)
+        column = self.fidelity.column if name == "user" else DEFAULT_COLUMN
+        return lambda: load_texts(inputs[TEXTS[name]], column=column, render=ChatRenderer(inputs["model"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fidelity(_Reading):
+    """Engine folder, engine folder of the 16-bit reference, tokenizer and texts in, `fidelity.json` out.
+
+    Attributes:
+        quant: format of the compressed model, which says how to compare weights.
+        reference: label of the reference.
+    """
+
+    quant: QuantSettings
+    variant: str
+    reference: str
     name = "fidelity"
     version = "6"
     measures = False
@@ -63,7 +114,7 @@ class Fidelity:
     def identity(self) -> dict[str, Any]:
         """Return what is read, with which arithmetic, and the labels, because they appear in the result."""
         return {
-            **_reading(self, {"window", "prompts", "new_tokens", "by_layer"}),
+            **self._read({"window", "prompts", "new_tokens", "by_layer"}),
             "variant": self.variant,
             "reference": self.reference,
         }
@@ -77,11 +128,12 @@ class Fidelity:
         from eval.fidelity.measure import check_sides, greedy, layer_errors, measure
 
         theirs = f"{self.reference} in 16 bit"
-        reference = _side(self, inputs["reference"], theirs)
-        other = _side(self, inputs["engine"], f"{self.model} {self.variant}")
+        reference = self._side(inputs["reference"], theirs)
+        other = self._side(inputs["engine"], f"{self.model} {self.variant}")
         check_sides(reference, other)
         longest = min(side.session.limits.max_seq_len for side in (reference, other))  # windows that both can read
-        texts = _windows_of(self, inputs, longest)
+        self._refuse_other_tokens(inputs)
+        texts = self._windows(inputs, longest)
         settings, both = self.fidelity, (reference, other)
         answers = greedy(*both, texts, prompts=settings.prompts, new_tokens=settings.new_tokens, progress=progress)
         labels = {"model": self.model, "qformat": self.variant, "engine": self.engine, "reference": self.reference}
@@ -92,89 +144,32 @@ class Fidelity:
         result.save(out_dir / result.FILE)
         return {name: getattr(result.overall, name) for name in ("kl_mean", "top1_agreement", "tokens")}
 
+    def _refuse_other_tokens(self, inputs: Mapping[str, Path]) -> None:
+        from eval.adapter import load_tokenizer
+        from eval.fidelity.measure import refuse_other_tokens
 
-def _reading(stage: Fidelity | FidelityServed, settings: set[str]) -> dict[str, Any]:
-    """Return what identifies the texts that are read, and the arithmetic that reads them."""
-    mine = stage.fidelity.path  # its suffix decides how it is read, and a file's digest leaves it out
-    return {
-        "engine": stage.engine,
-        **options_of_scores(stage.options),
-        **stage.fidelity.model_dump(include=settings),
-        "tokens": stage.tokens,
-        "calibration": calibration_identity(stage.calibration),
-        "model": stage.model,
-        **({"file_type": mine.suffix, "column": stage.fidelity.column} if mine else {}),
-    }
-
-
-def _side(stage: Fidelity | FidelityServed, folder: Path, name: str) -> Side:
-    """Open an engine, which loads nothing before it is used."""
-    from eval.fidelity.measure import Side
-
-    session = open_engine(stage.engine, **all_options(stage.options)).open(folder)
-    assert isinstance(session, LogitsSession), "the plan has this stage only for engines that give logits"
-    return Side(name, session)
-
-
-def _windows_of(stage: Fidelity | FidelityServed, inputs: Mapping[str, Path], longest: int) -> list[Windows]:
-    """Cut every text among the inputs into windows of at most so many tokens."""
-    from eval.adapter import load_tokenizer
-    from eval.fidelity.measure import cut, refuse_other_tokens
-
-    tokenizer = load_tokenizer(inputs["model"])
-    if isinstance(stage, Fidelity) and "reference_model" in inputs:
-        other = load_tokenizer(inputs["reference_model"])
-        refuse_other_tokens(tokenizer, other, model=stage.model, reference=stage.reference)
-    calibration, names = stage.calibration, [name for name, source in TEXTS.items() if source in inputs]
-    length, each = min(stage.fidelity.window, longest), -(-stage.tokens // len(names))
-    windows = []
-    for name in names:
-        # calibration may have observed the first rows of its text
-        observed = name == "calibration" or (name == "bundled" and calibration.source == "bundled")
-        source, count = _source(name, inputs, stage), calibration.size if observed else 0
-        windows.append(cut(name, source, tokenizer, length=length, tokens=each, observed=count))
-    return windows
-
-
-def _source(name: str, inputs: Mapping[str, Path], stage: Fidelity | FidelityServed) -> Callable[[], Iterable[str]]:
-    if name == "calibration":
-        return lambda: texts_of(stage.calibration, inputs)
-    column = stage.fidelity.column if name == "user" else DEFAULT_COLUMN
-    return lambda: load_texts(inputs[TEXTS[name]], column=column, render=ChatRenderer(inputs["model"]))
+        if "reference_model" in inputs:
+            ours, theirs = (load_tokenizer(inputs[name]) for name in ("model", "reference_model"))
+            refuse_other_tokens(ours, theirs, model=self.model, reference=self.reference)
 
 
 # Bounds on the fidelity of a served model: 16-bit engine and a server in, bounds on the divergence out.
 
 
-@dataclass(frozen=True)
-class FidelityServed:
+@dataclass(frozen=True, kw_only=True)
+class FidelityServed(_Reading):
     """Engine folder of the 16-bit model, tokenizer and texts in, `bounds.json` of a server that runs already out.
 
     Never cached, because the server may change. Its answers are kept beside the runs until the result is written, so
     that a stopped run resumes.
 
     Attributes:
-        engine: by name, see `pipelines.engines.registry`.
-        options: the engine's own settings; None where it has none.
         eval: where the server is, and how it is asked.
-        fidelity: windows, and how many log probabilities are asked for.
-        tokens: predicted tokens of all texts together.
-        calibration: where the calibration text is, and how much of it is left out if the rest is enough.
-        model: label of the 16-bit model.
         answers: folder for answers of unfinished runs.
-        libraries: of the engine.
     """
 
-    engine: str
-    options: EngineOptions | None
     eval: EvalSettings
-    fidelity: FidelitySettings
-    tokens: int
-    calibration: CalibrationSettings
-    model: str
     answers: Path
-    libraries: tuple[str, ...]
-    needs: tuple[str, ...]
     name = "bounds"
     version = "1"
     measures = True
@@ -183,7 +178,7 @@ class FidelityServed:
     def identity(self) -> dict[str, Any]:
         """Return what is read, with which arithmetic, the server, and the label, because it appears in the result."""
         server = {"url": self.eval.url, "served_model": self.eval.model}
-        return {**_reading(self, {"window", "top_logprobs"}), **server}
+        return {**self._read({"window", "top_logprobs"}), **server}
 
     def headline(self, facts: Mapping[str, Any]) -> str:
         """See `Stage`."""
@@ -196,10 +191,10 @@ class FidelityServed:
         from eval.fidelity.bounds import measure_served
 
         server = server_of(self.eval, self.identity(), self.answers / f"{self.model}-fidelity", progress)
-        side = _side(self, inputs["engine"], f"{self.model} in 16 bit")
+        side = self._side(inputs["engine"], f"{self.model} in 16 bit")
         limits = side.session.limits
         longest = min(limits.max_input_len, limits.max_seq_len - 1)  # scoring over the API generates one more token
-        texts = _windows_of(self, inputs, longest)
+        texts = self._windows(inputs, longest)
         top, labels = self.fidelity.top_logprobs, {"model": self.model, "url": server.url, "served_model": server.model}
         result = measure_served(side, server, texts, top, progress, **labels)
         result.save(out_dir / result.FILE)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
-from pipelines.host.supervised import SupervisedProcess
+from pipelines.host.supervised import run_logged
 from pipelines.settings.features import MultimodalSettings, SpeculativeSettings
 
 LOG = "script.log"
@@ -81,28 +81,13 @@ class Script:
                 todo="Run inside NVIDIA's container (make shell), or give the folder of a checkout.",
             )
         parts = self.command({name: str(path) for name, path in inputs.items()}, str(out_dir))
-        self._finish([sys.executable, *[word for part in parts for word in part][1:]], out_dir, progress)
+        command = [sys.executable, *[word for part in parts for word in part][1:]]
+        out_dir.mkdir(parents=True, exist_ok=True)
+        with progress.task(self.script, None):
+            run_logged(command, title=self.script, env=dict(os.environ), cwd=out_dir, log_file=out_dir / LOG)
         if self.architecture is not None:
             self._read_back(out_dir)
         return {"script": self.script, "options": list(self.options)}
-
-    def _finish(self, command: list[str], out_dir: Path, progress: Progress) -> None:
-
-        out_dir.mkdir(parents=True, exist_ok=True)
-        log = out_dir / LOG
-        with progress.task(self.script, None):
-            process = SupervisedProcess(command, env=dict(os.environ), cwd=out_dir, log_file=log)
-            try:
-                code = process.wait()
-            except BaseException:
-                process.stop(10.0)
-                raise
-        if code:
-            lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            raise UserError(
-                f"{self.script} failed ({process.describe_exit()}): {lines[-1] if lines else 'no output'}.",
-                todo="Its last output: " + " | ".join(lines[-5:]),
-            )
 
     def _read_back(self, out_dir: Path) -> None:
         config = out_dir / "config.json"

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.progress import Progress
-from pipelines.host.supervised import SupervisedProcess
+from pipelines.host.supervised import run_logged
 
 VERSION = "0.11.0"
 """Of tensorrt-edgellm: the exporter, and what builds and serves on the device."""
@@ -19,7 +19,6 @@ LLM = "llm"
 """Folder of the graph in the exporter's output."""
 LOG, LISTING = "export.log", "listing.json"
 SKIPPED = re.compile(r"Loaded \d+ tensors, skipped (\d+)")
-STOP_S = 10.0
 
 
 def python_of(environment: Path) -> Path:
@@ -59,18 +58,7 @@ def export(checkpoint: Path, out_dir: Path, environment: Path, progress: Progres
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     env = {**own, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     with progress.task("exporting", None):
-        process = SupervisedProcess(command, env=env, cwd=out_dir, log_file=log)
-        try:
-            code = process.wait()
-        except BaseException:
-            process.stop(STOP_S)
-            raise
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    if code or not listing.is_file():
-        raise UserError(
-            f"tensorrt-edgellm-export failed ({process.describe_exit()}): {lines[-1] if lines else 'no output'}.",
-            todo="Its last output: " + " | ".join(lines[-5:]),
-        )
+        lines = run_logged(command, title="tensorrt-edgellm-export", env=env, cwd=out_dir, log_file=log)
     graph: dict[str, Any] = json.loads(listing.read_text(encoding="utf-8"))
     graph["skipped"] = sum(map(int, SKIPPED.findall("\n".join(lines))))
     for file in (log, listing):  # with times and paths in them
