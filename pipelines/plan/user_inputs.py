@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from eval.dataset import MINI_MMLU, MINI_PICTURES, read_own
 from eval.fidelity.config import TEXTS
@@ -85,54 +86,48 @@ def inspect_inputs(goal: Goal, hashes: HashCache) -> UserInputs:
     settings = goal.settings
     sources: dict[str, InputSource] = {}
     adapters: dict[int, Adapter] = {}
-    shape, rotary, built, draft, draft_rotary, same, vision, few = None, None, None, None, None, None, None, None
-    reference: ModelShape | None = None
-    architecture: str | None = None
-    unknown: tuple[str, ...] = ()
+    facts: dict[str, Any] = {"sources": sources, "adapters": adapters}
     faults: list[Fault] = []
     elsewhere = goal.is_elsewhere
     if folder := settings.model.folder:
         with collecting(faults):
             weights = settings.engine.path is None and not elsewhere
-            sources["model"], shape = model_source(folder, hashes, weights=weights)
-            rotary = Rotary.of(model_config(folder))
-            architecture = whole(json_object(folder / "config.json"))
+            sources["model"], facts["shape"] = model_source(folder, hashes, weights=weights)
+            facts["rotary"] = Rotary.of(model_config(folder))
+            facts["whole"] = whole(json_object(folder / "config.json"))
         if folder.is_dir() and (goal.target != "build" or calibrates(goal)):  # a stage needs the tokenizer
             with collecting(faults):
                 tokens = check_tokenizer(folder, "model.path")
-                unknown = tuple(beyond(tokens, shape.vocab_size)) if shape is not None else ()
+                facts["unknown_tokens"] = tuple(beyond(tokens, facts["shape"].vocab_size)) if "shape" in facts else ()
     if settings.engine.path is not None:
         with collecting(faults):
-            sources["engine"], built = engine_source(settings.engine.path, hashes)
+            sources["engine"], facts["built"] = engine_source(settings.engine.path, hashes)
     for name, (key, path) in _places(goal).items():
         with collecting(faults):
             sources[name] = _source(name, path, hashes, key)
     if settings.speculative.draft and settings.speculative.draft.folder and not elsewhere:
         with collecting(faults):
             folder = settings.speculative.draft.folder
-            sources["draft"], draft = model_source(folder, hashes, key="speculative.draft.path")
-            draft_rotary = Rotary.of(model_config(folder))
-            same = same_vocabulary(settings.model.folder, folder)
+            sources["draft"], facts["draft"] = model_source(folder, hashes, key="speculative.draft.path")
+            facts["draft_rotary"] = Rotary.of(model_config(folder))
+            facts["same_vocabulary"] = same_vocabulary(settings.model.folder, folder)
     with collecting(faults):
-        reference = _reference(goal, sources, hashes)
+        facts["reference"] = _reference(goal, sources, hashes)
     if settings.multimodal.path is not None and "vision" in sources:
         with collecting(faults):
-            vision = vision_bytes(sources["vision"].path)
+            facts["vision_bytes"] = vision_bytes(sources["vision"].path)
     for task, folder in settings.lora.adapters.items() if not elsewhere else ():
         with collecting(faults):
             sources[f"lora.{task}"], adapters[task] = adapter_source(folder, hashes, f"lora.adapters.{task}")
     with collecting(faults):
-        few = _read_texts(goal, sources)
+        facts["few_texts"] = _read_texts(goal, sources)
     if settings.eval.path is not None and "dataset" in sources:
         with collecting(faults):
             read_own(sources["dataset"].path, settings.eval)
     if faults:
         raise UserError.of(faults)
-    heads = _heads(settings.speculative.heads_path)
-    rotaries = rotary, draft_rotary
-    return UserInputs(
-        sources, shape, built, draft, same, *heads, adapters, vision, *rotaries, few, reference, architecture, unknown
-    )
+    facts["pickled_heads"], facts["heads_bytes"] = _heads(settings.speculative.heads_path)
+    return UserInputs(**facts)
 
 
 def _reference(goal: Goal, sources: dict[str, InputSource], hashes: HashCache) -> ModelShape | None:
