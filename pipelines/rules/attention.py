@@ -6,7 +6,7 @@ from functools import partial
 
 from pipelines.domain.formats import KvFormat, QFormat, rules_out_reuse
 from pipelines.rules.builder import longest
-from pipelines.rules.record import BUILT, CPU, GPU, Cases, DeploymentFacts, Rule, Severity, listed, shape
+from pipelines.rules.record import BUILT, CPU, GPU, Cases, DeploymentFacts, Rule, Severity, known, listed
 from pipelines.rules.split import BUILDER, COMMAND, PLUGIN, REUSE, SCHEDULER, TEMPLATES
 
 TOPIC = "KV cache and attention"
@@ -33,20 +33,20 @@ def _switched_off(d: DeploymentFacts, option: str) -> Cases:
 
 def _own_window(d: DeploymentFacts) -> Cases:
     """Return the model's own window if sequences can grow longer than it."""
-    own, limit = shape(d).sliding_window, longest(d)
+    own, limit = known(d.shape).sliding_window, longest(d)
     return [{"window": own, "limit": limit}] if own and limit is not None and limit > own else ()
 
 
 def _window_not_kept(d: DeploymentFacts) -> Cases:
-    return () if shape(d).family.states_window else _own_window(d)
+    return () if known(d.shape).family.states_window else _own_window(d)
 
 
 def _own_window_unset(d: DeploymentFacts) -> Cases:
     """Return the model's own window if the runtime is configured with another."""
-    if not shape(d).family.trtllm_build:
+    if not known(d.shape).family.trtllm_build:
         return ()
     windows = d.triton.max_attention_window_size or ()
-    pattern = [min(window, longest(d) or window) for window in shape(d).windows]
+    pattern = [min(window, longest(d) or window) for window in known(d.shape).windows]
     same = windows and all(
         windows[n % len(windows)] == pattern[n % len(pattern)] for n in range(len(windows) * len(pattern))
     )

@@ -7,7 +7,7 @@ from functools import partial
 from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.engines.tensorrt_llm.config import key_of
-from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, either, listed, shape
+from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, either, known, listed
 from pipelines.rules.split import (
     BUILDER,
     COMMAND,
@@ -50,7 +50,7 @@ def _fp8_plugins(d: DeploymentFacts) -> Cases:
 
 def _fuses(d: DeploymentFacts) -> bool:
     own_class = d.speculation in WITHOUT_REDUCE_FUSION
-    return d.build.tp_size > 1 and "reduce_fusion" in shape(d).family.features and not own_class
+    return d.build.tp_size > 1 and "reduce_fusion" in known(d.shape).family.features and not own_class
 
 
 def _gathers(d: DeploymentFacts) -> Cases:
@@ -60,7 +60,7 @@ def _gathers(d: DeploymentFacts) -> Cases:
 
 def _swiglu(d: DeploymentFacts) -> Cases:
     plugins = [name for name in SWIGLU_PLUGINS if d.build[name] == "fp8"]
-    return [{"key": key_of(name)} for name in plugins] if "swiglu" not in shape(d).family.features else []
+    return [{"key": key_of(name)} for name in plugins] if "swiglu" not in known(d.shape).family.features else []
 
 
 def _group_without_kernel(d: DeploymentFacts) -> Cases:
@@ -88,7 +88,7 @@ def _multiple(d: DeploymentFacts) -> int:
 
 def _sizes(d: DeploymentFacts, ranks: int) -> dict[str, tuple[int, int]]:
     """Return [out, in] of each linear of all ranks together, with the KV heads that ranks hold copies of."""
-    model = shape(d)
+    model = known(d.shape)
     copies = max(0, ranks - model.num_key_value_heads) * 2 * model.head_dim
     sizes = dict(model.linear_shapes)
     rows, width = sizes["attention.qkv"]
@@ -111,7 +111,7 @@ RULES = (
     limit_rule(
         name="longer-than-the-model",
         needs=("shape",),
-        when=lambda d: (d.build.max_seq_len or 0) > shape(d).max_position_embeddings,
+        when=lambda d: (d.build.max_seq_len or 0) > known(d.shape).max_position_embeddings,
         failed="build.max_seq_len={d.build.max_seq_len} is more than {d.label} supports.",
         allowed="Its limit is {d.shape.max_position_embeddings} tokens.",
         source=BUILDER,
@@ -267,7 +267,7 @@ RULES = (
         needs=("shape",),
         when=lambda d: (
             d.build.user_buffer == "enable"
-            and (d.qformat is not QFormat.FP8 or "user_buffer" not in shape(d).family.features)
+            and (d.qformat is not QFormat.FP8 or "user_buffer" not in known(d.shape).family.features)
         ),
         failed=f"build.user_buffer=enable supports only {either(titles('user_buffer'))} in FP8;"
         " given are {d.shape.architecture} and"
@@ -280,7 +280,7 @@ RULES = (
         needs=("shape",),
         when=lambda d: (
             d.build["norm_quant_fusion"] == "enable"
-            and not ("norm_quant_fusion" in shape(d).family.features and d.qformat is QFormat.NVFP4)
+            and not ("norm_quant_fusion" in known(d.shape).family.features and d.qformat is QFormat.NVFP4)
         ),
         failed="build.trtllm.norm_quant_fusion=enable would be ignored: it supports only"
         f" {either(titles('norm_quant_fusion'))} in NVFP4; given are"

@@ -7,7 +7,7 @@ from functools import partial
 from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.rules.llmapi import NO_CHECKPOINT, set_by_hand
-from pipelines.rules.record import EDGE, Cases, DeploymentFacts, Rule, either, listed, shape, sm
+from pipelines.rules.record import EDGE, Cases, DeploymentFacts, Rule, either, known, listed
 
 TOPIC = "Edge-LLM"
 WHEELS = "NVIDIA/TensorRT-Edge-LLM: _native/variants.json in the wheels of 0.11.0 for x86_64 and aarch64"
@@ -64,7 +64,10 @@ def _options(d: DeploymentFacts) -> Cases:
 
 def _window(d: DeploymentFacts) -> Cases:
     """Return the model's own window, where sequences can grow longer than it."""
-    window, limit = shape(d).sliding_window, d.build.max_seq_len or min(LONGEST, shape(d).max_position_embeddings)
+    window, limit = (
+        known(d.shape).sliding_window,
+        d.build.max_seq_len or min(LONGEST, known(d.shape).max_position_embeddings),
+    )
     return [{"window": window, "limit": limit}] if window and limit > window else ()
 
 
@@ -80,7 +83,7 @@ RULES = (
     rule(
         name="edge-gpus",
         needs=("sm",),
-        when=lambda d: sm(d) not in GPUS,
+        when=lambda d: known(d.sm) not in GPUS,
         failed="engine=tensorrt_edge has no kernels for compute capability {d.sm}: tensorrt-edgellm 0.11.0 has them for"
         f" {', '.join(f'{capability} ({name})' for capability, name in GPUS.items())}.",
         todo="Choose one of these GPUs, or engine=tensorrt_llm.",
@@ -89,7 +92,7 @@ RULES = (
     rule(
         name="edge-families",
         needs=("shape",),
-        when=lambda d: "edge" not in shape(d).family.features,
+        when=lambda d: "edge" not in known(d.shape).family.features,
         failed="engine=tensorrt_edge does not support {d.shape.architecture}: its exporter takes models that it does"
         " not know, too, and then the graph computes something else.",
         allowed=f"The graphs of {either(titles('edge'), 'and')} were compared with the models.",

@@ -17,7 +17,7 @@ from pipelines.domain.formats import (
 )
 from pipelines.domain.rotary import LONGROPE
 from pipelines.engines.tensorrt_llm.config import key_of
-from pipelines.rules.record import BUILT, CPU, GPU, Cases, DeploymentFacts, Rule, Severity, either, shape, sm
+from pipelines.rules.record import BUILT, CPU, GPU, Cases, DeploymentFacts, Rule, Severity, either, known
 from pipelines.rules.split import BUILDER, GEMMA, MODELOPT, PLUGIN, PRECISION, SUPPORT
 
 TOPIC = "Formats and GPUs"
@@ -34,13 +34,13 @@ REFUSED_ON_SM100 = (
 
 def _plugins_on_sm100(d: DeploymentFacts) -> Cases:
     plugins = [(key_of(name), d.build[name]) for name in REFUSED_ON_SM100]
-    sm100 = 10.0 <= sm(d) < 12.0
+    sm100 = 10.0 <= known(d.sm) < 12.0
     return [{"key": key, "value": value} for key, value in plugins if sm100 and value != "disable"]
 
 
 def _not_by_tensor(d: DeploymentFacts) -> Cases:
     """Return why a family cannot have this format, if its checkpoints follow from its tensors alone."""
-    family, formats = shape(d).family, d.candidates or (d.qformat,)
+    family, formats = known(d.shape).family, d.candidates or (d.qformat,)
     if not family.by_tensor or not calibrates(formats, d.kv_format):
         return ()
     if not (family.trtllm_build if d.needs_gpu else family.cpu_engine):  # refused in every format
@@ -60,14 +60,14 @@ family_rule = partial(Rule, topic=BY_FAMILY, needs=("shape",))
 RULES = (
     rule(
         name="fp8-needs-sm89",
-        when=lambda d: lacks_fp8(d.qformat, sm(d)),
+        when=lambda d: lacks_fp8(d.qformat, known(d.sm)),
         failed="quant={d.qformat} needs FP8 arithmetic (compute capability 8.9 or newer); this GPU has {d.sm}.",
         allowed="On compute capability {d.sm}: {quants}.",
         source=f"{SUPPORT}; issue #1428",
     ),
     rule(
         name="nvfp4-needs-sm100",
-        when=lambda d: lacks_fp4(d.qformat, sm(d)),
+        when=lambda d: lacks_fp4(d.qformat, known(d.sm)),
         failed="quant={d.qformat} needs FP4 arithmetic (compute capability 10.0 or newer); this GPU has {d.sm}.",
         allowed="On compute capability {d.sm}: {quants}.",
         source=SUPPORT,
@@ -75,7 +75,7 @@ RULES = (
     rule(
         name="no-integer-weights-on-sm100",
         engines=BUILT,
-        when=lambda d: lacks_integers(d.qformat, sm(d)),
+        when=lambda d: lacks_integers(d.qformat, known(d.sm)),
         failed="quant={d.qformat} is refused by TensorRT-LLM's builder on compute capability {d.sm} (no INT8 and INT4"
         " kernels).",
         allowed="On compute capability {d.sm}: {quants}.",
@@ -83,7 +83,7 @@ RULES = (
     ),
     rule(
         name="fp8-kv-needs-sm89",
-        when=lambda d: lacks_fp8_kv(d.kv_format, sm(d)),
+        when=lambda d: lacks_fp8_kv(d.kv_format, known(d.sm)),
         failed="kv_cache={d.kv_format} needs FP8 conversion (compute capability 8.9 or newer); this GPU has {d.sm}.",
         allowed="On compute capability {d.sm}: {kv_caches}.",
         source=SUPPORT,
@@ -91,14 +91,14 @@ RULES = (
     rule(
         name="no-int8-kv-on-sm100",
         engines=BUILT,
-        when=lambda d: lacks_int8_kv(d.kv_format, sm(d)),
+        when=lambda d: lacks_int8_kv(d.kv_format, known(d.sm)),
         failed="kv_cache={d.kv_format} is refused by TensorRT-LLM's builder on compute capability {d.sm}.",
         allowed="On compute capability {d.sm}: {kv_caches}.",
         source=BUILDER,
     ),
     rule(
         name="gpu-too-old",
-        when=lambda d: sm(d) < 8.0,
+        when=lambda d: known(d.sm) < 8.0,
         failed="Compute capability {d.sm} is too old for TensorRT-LLM 1.2.",
         allowed="It supports 8.0 (A100) and newer.",
         todo="Choose another GPU, or engine=openvino.",
@@ -115,7 +115,7 @@ RULES = (
     rule(
         name="gemm-swiglu-is-for-hopper",
         engines=GPU,
-        when=lambda d: d.build.gemm_swiglu_plugin == "fp8" and sm(d) < 9.0,
+        when=lambda d: d.build.gemm_swiglu_plugin == "fp8" and known(d.sm) < 9.0,
         failed="build.gemm_swiglu_plugin=fp8 supports only Hopper (compute capability 9.0); this GPU has {d.sm}.",
         todo="Set build.gemm_swiglu_plugin=disable.",
         source=PLUGIN,
@@ -123,7 +123,7 @@ RULES = (
     family_rule(
         name="nvfp4-is-not-for-gemma",
         engines=BUILT,
-        when=lambda d: d.qformat is QFormat.NVFP4 and "nvfp4" not in shape(d).family.features,
+        when=lambda d: d.qformat is QFormat.NVFP4 and "nvfp4" not in known(d.shape).family.features,
         failed="quant=nvfp4 is not supported for {d.shape.architecture} by TensorRT-LLM.",
         allowed=f"NVFP4 supports {either(titles('nvfp4'), 'and')}. Supported here: {{quants}}.",
         source=PRECISION,
@@ -131,7 +131,7 @@ RULES = (
     family_rule(
         name="w4a8-of-gemma-was-listed-no",
         severity=Severity.WARN,
-        when=lambda d: d.qformat is QFormat.W4A8_AWQ and shape(d).family.w4a8_in_doubt,
+        when=lambda d: d.qformat is QFormat.W4A8_AWQ and known(d.shape).family.w4a8_in_doubt,
         failed="TensorRT-Cloud 0.12 lists quant=w4a8_awq of {d.shape.architecture} as not supported, although"
         " TensorRT-LLM's quantize.py has a case for it.",
         todo="Check its accuracy with `make evaluate`.",
@@ -140,7 +140,7 @@ RULES = (
     family_rule(
         name="soft-capped-attention-is-for-gpus",
         engines=CPU,
-        when=lambda d: not shape(d).family.cpu_engine,
+        when=lambda d: not known(d.shape).family.cpu_engine,
         failed="{d.shape.architecture} is not supported by engine=openvino: the logits of its attention have a soft"
         " cap, which OpenVINO's paged attention does not compute.",
         todo="Use engine=tensorrt_llm, or a Gemma 3.",
@@ -159,7 +159,7 @@ RULES = (
     family_rule(
         name="trtllm-build-has-no-gpt-oss",
         engines=GPU,
-        when=lambda d: not shape(d).family.trtllm_build,
+        when=lambda d: not known(d.shape).family.trtllm_build,
         failed="{d.shape.architecture} is not supported by engine=tensorrt_llm: trtllm-build of TensorRT-LLM 1.2 does"
         " not know {d.shape.family.title}.",
         todo="Use engine=openvino, or engine=tensorrt_llm_llmapi with quant=none.",
@@ -168,7 +168,7 @@ RULES = (
     family_rule(
         name="gpt-oss-has-one-rank",
         engines=CPU,
-        when=lambda d: not shape(d).family.trtllm_build and d.world_size > 1,
+        when=lambda d: not known(d.shape).family.trtllm_build and d.world_size > 1,
         failed="build.tp_size={d.build.tp_size} build.pp_size={d.build.pp_size} would split the checkpoint of"
         " {d.shape.architecture}, which has one rank: no engine reads it from several GPUs.",
         todo="Set build.tp_size=1 build.pp_size=1, or use engine=tensorrt_llm_llmapi with build.pp_size=1.",
@@ -177,7 +177,7 @@ RULES = (
     family_rule(
         name="mixtures-are-not-sparsified",
         engines=BUILT,
-        when=lambda d: d.sparsity != "none" and bool(shape(d).family.experts),
+        when=lambda d: d.sparsity != "none" and bool(known(d.shape).family.experts),
         failed="sparsity={d.sparsity} does not prune {d.shape.architecture}, which is a mixture of experts.",
         todo="Use sparsity=none.",
         source="pipelines/compress/sparsifying.py: it reads one MLP for each layer",
@@ -185,7 +185,7 @@ RULES = (
     family_rule(
         name="windows-of-gemma-3-alternate",
         engines=BUILT,
-        when=lambda d: bool(shape(d).windowed) and shape(d).family.states_window,
+        when=lambda d: bool(known(d.shape).windowed) and known(d.shape).family.states_window,
         failed="{d.label} has attention windows in other layers than all but every n-th, which a TensorRT-LLM"
         " checkpoint cannot state.",
         todo="Choose another model, or use engine=tensorrt_llm_llmapi.",
@@ -198,7 +198,7 @@ RULES = (
         when=lambda d: (
             d.rotary is not None
             and d.rotary.kind not in ("default", LONGROPE)
-            and shape(d).architecture in (Architecture.GEMMA3, Architecture.PHI3)
+            and known(d.shape).architecture in (Architecture.GEMMA3, Architecture.PHI3)
         ),
         failed="{d.label} scales its rotary positions by rope_type '{d.rotary.kind}', which TensorRT-LLM's"
         " {d.shape.family.title} would compute in another way than the model.",
@@ -210,7 +210,7 @@ RULES = (
         severity=Severity.WARN,
         engines=GPU,
         when=lambda d: (
-            shape(d).family.float16_overflows
+            known(d.shape).family.float16_overflows
             and [
                 {"key": key_of(name)}
                 for name in ("gemm_plugin", "gpt_attention_plugin", "lora_plugin")

@@ -11,7 +11,7 @@ from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.engines.tensorrt_llm.config import BuildSettings, key_of
 from pipelines.engines.tensorrt_llm.llm_api import Complaint, complaints, doubts, settings_in, split_fault, tuned_files
-from pipelines.rules.record import LLM_API, Cases, DeploymentFacts, Rule, Severity, either, listed, shape, sm
+from pipelines.rules.record import LLM_API, Cases, DeploymentFacts, Rule, Severity, either, known, listed
 from pipelines.rules.split import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT, uneven, uneven_rule
 
 TOPIC = "LLM API"
@@ -112,7 +112,7 @@ def _uneven_ranks(d: DeploymentFacts) -> Cases:
     """Return what the ranks cannot hold in equal parts; with attention_dp each has all heads, experts are divided."""
     if d.llm_api.others.get("enable_attention_dp") is True:
         return ()
-    dense = shape(d).num_experts == 1
+    dense = known(d.shape).num_experts == 1
     return [case for case in uneven(d) if dense or case["what"] == "num_attention_heads"]
 
 
@@ -133,7 +133,7 @@ RULES = (
     rule(
         name="llm-api-awq-is-for-hopper",
         needs=("sm",),
-        when=lambda d: (limit := FORMATS[d.qformat].llm_api_below) is not None and sm(d) >= limit,
+        when=lambda d: (limit := FORMATS[d.qformat].llm_api_below) is not None and known(d.sm) >= limit,
         failed="engine=tensorrt_llm_llmapi does not support quant={d.qformat} on compute capability {d.sm}.",
         allowed="The PyTorch backend runs AWQ on Hopper (9.0) and older. Supported here: {quants}.",
         source=f"{LLM_FORMATS}@09d4c79: Hardware Support Matrix (no AWQ on sm100, sm103, sm120)",
@@ -141,7 +141,7 @@ RULES = (
     rule(
         name="llm-api-formats-of-families",
         needs=("shape",),
-        when=lambda d: shape(d).family.name in NOT_LISTED.get(d.qformat, ()),
+        when=lambda d: known(d.shape).family.name in NOT_LISTED.get(d.qformat, ()),
         failed="quant={d.qformat} of {d.shape.architecture} is not in TensorRT-LLM's matrix of models and formats.",
         allowed="Supported here: {quants}.",
         source=f"{LLM_FORMATS}: Model Supported Matrix (1.3.0rc3)",
@@ -175,7 +175,9 @@ RULES = (
         name="mixtures-are-exported-in-fp8",
         needs=("shape",),
         when=lambda d: (
-            bool(shape(d).family.experts) and not _is_gpt_oss(d) and d.qformat not in (QFormat.FP8, *shape(d).published)
+            bool(known(d.shape).family.experts)
+            and not _is_gpt_oss(d)
+            and d.qformat not in (QFormat.FP8, *known(d.shape).published)
         ),
         failed="quant={d.qformat} of {d.shape.architecture} cannot be exported: of models with experts that"
         " Transformers 5 holds in one tensor, ModelOpt 0.47 exports FP8 only.",
@@ -203,7 +205,7 @@ RULES = (
     rule(
         name="mxfp4-needs-hopper",
         needs=("shape", "sm"),
-        when=lambda d: shape(d).mxfp4 and sm(d) < 9.0,
+        when=lambda d: known(d.shape).mxfp4 and known(d.sm) < 9.0,
         failed="{d.label} has experts in MXFP4, which TensorRT-LLM runs on Hopper and newer; this GPU has compute"
         " capability {d.sm}.",
         todo="Choose another GPU, or engine=openvino.",
@@ -212,7 +214,7 @@ RULES = (
     rule(
         name="llm-api-has-gemma-3-only",
         needs=("shape",),
-        when=lambda d: "llm_api" not in shape(d).family.features,
+        when=lambda d: "llm_api" not in known(d.shape).family.features,
         failed="engine=tensorrt_llm_llmapi cannot serve {d.shape.architecture}: TensorRT-LLM's PyTorch backend supports"
         f" {either(titles('llm_api'), 'and')}, and of Gemma only Gemma 3.",
         allowed="Other models run on TensorRT engines, up to TensorRT-LLM 1.2.",

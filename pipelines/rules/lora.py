@@ -8,7 +8,7 @@ from functools import partial
 from pipelines.domain.adapter import Adapter, linear_widths
 from pipelines.domain.formats import QFormat
 from pipelines.engines.tensorrt_llm.config import key_of
-from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, listed, shape
+from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, known, listed
 from pipelines.rules.split import COMBINATIONS, COMMAND, LAYERS, LORA, MLP, MODEL_CONFIG, SWIGLU_PLUGINS
 
 TOPIC = "LoRA"
@@ -33,7 +33,7 @@ def _missing(d: DeploymentFacts) -> Cases:
 
 def _widths(d: DeploymentFacts) -> Cases:
     """Return adapters whose linears differ in size from the model's, each with the first such linear."""
-    ours, cases = linear_widths(shape(d)), []
+    ours, cases = linear_widths(known(d.shape)), []
     for words, adapter in _each(d):
         linears = {module: module.rpartition(".")[2] for module in adapter.widths}
         wrong = [module for module, width in adapter.widths.items() if width != ours[linears[module]]]
@@ -46,7 +46,7 @@ def _widths(d: DeploymentFacts) -> Cases:
 
 def _on_experts(d: DeploymentFacts) -> Cases:
     """Return adapters that change the MLP, where that is a mixture."""
-    experts = shape(d).family.experts
+    experts = known(d.shape).family.experts
     changed = [(words, [m for m in adapter.modules if experts and m in OF_MLP]) for words, adapter in _each(d)]
     return [{**words, "modules": listed(modules)} for words, modules in changed if modules]
 
@@ -136,7 +136,7 @@ RULES = (
     built_rule(
         name="adapter-layers-exist",
         needs=("shape",),
-        when=lambda d: [words for words, adapter in _each(d) if adapter.layers > shape(d).num_hidden_layers],
+        when=lambda d: [words for words, adapter in _each(d) if adapter.layers > known(d.shape).num_hidden_layers],
         failed="lora.adapters.{task}='{place}' was trained for another model: it changes layers of a model that has at"
         " least {adapter.layers}; {d.label} has {d.shape.num_hidden_layers}.",
         todo="Use an adapter for this model.",

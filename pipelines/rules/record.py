@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, TypeVar
 
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import Fault
@@ -19,34 +19,15 @@ from pipelines.settings.features import SpeculationMode
 from triton_repo.config import TritonSettings
 
 
-class HasCapabilities(Protocol):
-    """Engine properties that rules use; both a deployment and an engine's description have them."""
-
-    @property
-    def needs_gpu(self) -> bool:
-        """Whether the engine computes on GPUs."""
-        ...
-
-    @property
-    def writes_engine(self) -> bool:
-        """Whether a build writes an engine from a TensorRT-LLM checkpoint."""
-        ...
-
-    @property
-    def on_device(self) -> bool:
-        """Whether another device builds and serves the engine."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """Set of the engines with certain capabilities; None matches either value."""
+    """Set of the engines, or deployments, with certain capabilities; None matches either value."""
 
     needs_gpu: bool | None = None
     writes_engine: bool | None = None
     on_device: bool | None = None
 
-    def __contains__(self, engine: HasCapabilities) -> bool:
+    def __contains__(self, engine: object) -> bool:
         """Whether an engine belongs to the set."""
         return all(getattr(self, each.name) in (None, getattr(engine, each.name)) for each in fields(self))
 
@@ -150,28 +131,13 @@ class DeploymentFacts:
         return self.build.tp_size * self.build.pp_size
 
 
-def sm(deployment: DeploymentFacts) -> float:
-    """Compute capability, for rules that list "sm" among their needs."""
-    assert deployment.sm is not None
-    return deployment.sm
+T = TypeVar("T")
 
 
-def shape(deployment: DeploymentFacts) -> ModelShape:
-    """Dimensions of the model, for rules that list "shape" among their needs."""
-    assert deployment.shape is not None
-    return deployment.shape
-
-
-def draft(deployment: DeploymentFacts) -> ModelShape:
-    """Dimensions of the draft model, for rules that list "draft" among their needs."""
-    assert deployment.draft is not None
-    return deployment.draft
-
-
-def images(deployment: DeploymentFacts) -> Images:
-    """Contribution of images, for rules that list "images" among their needs."""
-    assert deployment.images is not None
-    return deployment.images
+def known(value: T | None) -> T:
+    """Return a field of the deployment, for rules that list it among their needs."""
+    assert value is not None
+    return value
 
 
 class Severity(StrEnum):

@@ -21,20 +21,14 @@ from pipelines.rules.record import (
     Rule,
     Severity,
     either,
-    images,
     judge,
-    shape,
+    known,
 )
 from pipelines.rules.split import GUIDED, MODEL_CONFIG, MULTIMODAL, REUSE, ROPE, TEMPLATES
 
 # Rotary position embedding: what a TensorRT-LLM checkpoint can express.
 
 TOPIC = "Positions"
-
-
-def _rotary(d: DeploymentFacts) -> Rotary:
-    assert d.rotary is not None
-    return d.rotary
 
 
 def _is_phi(d: DeploymentFacts) -> bool:
@@ -47,8 +41,8 @@ ROTARY_RULES = (
         name="rope-types-are-known",
         needs=("rotary",),
         when=lambda d: (
-            _rotary(d).kind not in ROPE_TYPES
-            and not (_rotary(d).kind == LONGROPE and _is_phi(d))
+            known(d.rotary).kind not in ROPE_TYPES
+            and not (known(d.rotary).kind == LONGROPE and _is_phi(d))
             and [{"known": either(ROPE_TYPES)}]
         ),
         failed="{d.label} scales its rotary positions by rope_type '{d.rotary.kind}', which would be computed without"
@@ -61,11 +55,11 @@ ROTARY_RULES = (
         name="scaling-is-plain",
         needs=("rotary",),
         when=lambda d: (
-            bool(_rotary(d).differences)
+            bool(known(d.rotary).differences)
             and [
                 {
-                    "found": either(_rotary(d).differences, "and"),
-                    "plain": PLAIN_YARN if _rotary(d).kind == "yarn" else PLAIN_LONGROPE,
+                    "found": either(known(d.rotary).differences, "and"),
+                    "plain": PLAIN_YARN if known(d.rotary).kind == "yarn" else PLAIN_LONGROPE,
                 }
             ]
         ),
@@ -79,7 +73,7 @@ ROTARY_RULES = (
         name="yarn-is-truncated",
         engines=GPU,
         needs=("rotary",),
-        when=lambda d: not _rotary(d).truncate and (d.shape is None or d.shape.family.trtllm_build),
+        when=lambda d: not known(d.rotary).truncate and (d.shape is None or d.shape.family.trtllm_build),
         failed="{d.label} scales its rotary positions by yarn with truncate=false, but TensorRT-LLM 1.2 rounds the ends"
         " of the ramp.",
         todo="Use engine=openvino or engine=tensorrt_llm_llmapi.",
@@ -89,7 +83,8 @@ ROTARY_RULES = (
         name="longrope-keeps-to-its-original-context",
         needs=("rotary", "shape"),
         when=lambda d: (
-            0 < _rotary(d).original < (d.build.max_seq_len or shape(d).max_position_embeddings) and _is_phi(d)
+            0 < known(d.rotary).original < (d.build.max_seq_len or known(d.shape).max_position_embeddings)
+            and _is_phi(d)
         ),
         failed="{d.label} scales its rotary positions by longrope: sequences of more than {d.rotary.original} tokens"
         " have factors of their own, which are not computed.",
@@ -100,7 +95,7 @@ ROTARY_RULES = (
         name="queries-do-not-grow",
         topic=TOPIC,
         needs=("rotary", "shape"),
-        when=lambda d: 0 < _rotary(d).grows_from < (d.build.max_seq_len or shape(d).max_position_embeddings),
+        when=lambda d: 0 < known(d.rotary).grows_from < (d.build.max_seq_len or known(d.shape).max_position_embeddings),
         failed="{d.label} multiplies queries by a factor that grows from position {d.rotary.grows_from}"
         " (llama_4_scaling_beta), which no engine computes.",
         todo="Set build.max_seq_len={d.rotary.grows_from} or less: up to there the factor is 1.",
@@ -109,7 +104,7 @@ ROTARY_RULES = (
     rotary_rule(
         name="heads-rotate-wholly",
         needs=("rotary",),
-        when=lambda d: _rotary(d).fraction != 1.0 and not _is_phi(d),
+        when=lambda d: known(d.rotary).fraction != 1.0 and not _is_phi(d),
         failed="{d.label} rotates only a part of each head (partial_rotary_factor={d.rotary.fraction:g}), but all of it"
         " would be rotated.",
         allowed="Heads of Phi-3 may be rotated in part.",
@@ -127,7 +122,7 @@ IMAGES = "Images"
 
 def _table(d: DeploymentFacts) -> Cases:
     """Compare with `max_multimodal_len`, e.g. 8 x 576 x 1: examples/models/core/multimodal/README.md@89fd9b7."""
-    needed = d.build.max_batch_size * images(d).visual_tokens * images(d).images_per_request
+    needed = d.build.max_batch_size * known(d.images).visual_tokens * known(d.images).images_per_request
     return ({"needed": needed},) if d.build.max_prompt_embedding_table_size < needed else ()
 
 
@@ -220,7 +215,7 @@ SERVING_RULES = (
     any_image_rule(
         name="images-are-for-llama-here",
         needs=("images", "shape"),
-        when=lambda d: images(d).model_type == "llava" and "llava" not in shape(d).family.features,
+        when=lambda d: known(d.images).model_type == "llava" and "llava" not in known(d.shape).family.features,
         failed=f"multimodal=llava has a {either(titles('llava'))} behind its encoder;"
         " given is {d.shape.architecture}.",
         todo="Use LLaVA's own language model.",
@@ -239,7 +234,7 @@ SERVING_RULES = (
     image_rule(
         name="tiles-are-arranged-on-the-cpu",
         needs=("images",),
-        when=lambda d: images(d).tiled,
+        when=lambda d: known(d.images).tiled,
         failed="multimodal={d.images.model_type} of a LLaVA 1.6 is not supported by engine=tensorrt_llm: NVIDIA's"
         " Triton models do not arrange its tiles.",
         allowed="They serve LLaVA 1.5.",

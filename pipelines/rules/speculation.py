@@ -7,7 +7,7 @@ from functools import partial
 from pipelines.domain.families import titles
 from pipelines.domain.formats import QFormat
 from pipelines.rules.builder import longest
-from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, draft, either, listed, shape
+from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, either, known, listed
 from pipelines.rules.split import (
     BACKEND,
     BUILDER,
@@ -157,7 +157,7 @@ RULES = (
     built_rule(
         name="draft-and-target-have-as-many-tokens",
         needs=("draft", "shape"),
-        when=lambda d: draft(d).vocab_size != shape(d).vocab_size,
+        when=lambda d: known(d.draft).vocab_size != known(d.shape).vocab_size,
         failed="speculative.draft has {d.draft.vocab_size} tokens, {d.label} has {d.shape.vocab_size}.",
         todo="Choose a draft model of the same family and tokenizer: model@speculative.draft=...",
         source=DRAFT_TARGET,
@@ -165,7 +165,7 @@ RULES = (
     built_rule(
         name="a-draft-reaches-as-far",
         needs=("draft", "shape"),
-        when=lambda d: (longest(d) or 0) > draft(d).max_position_embeddings and [{"longest": longest(d)}],
+        when=lambda d: (longest(d) or 0) > known(d.draft).max_position_embeddings and [{"longest": longest(d)}],
         failed="speculative.draft supports {d.draft.max_position_embeddings} tokens; {d.label} is built for {longest}.",
         todo="Set build.max_seq_len={d.draft.max_position_embeddings} or less.",
         source=DRAFT_TARGET,
@@ -174,7 +174,7 @@ RULES = (
         name="a-draft-is-smaller",
         severity=Severity.WARN,
         needs=("draft", "shape"),
-        when=lambda d: draft(d).num_params >= shape(d).num_params,
+        when=lambda d: known(d.draft).num_params >= known(d.shape).num_params,
         failed="speculative.draft has {d.draft.num_params:,} parameters, {d.label} has {d.shape.num_params:,}: drafting"
         " costs more than it saves.",
         todo="Choose a smaller draft model.",
@@ -192,7 +192,7 @@ RULES = (
     gpu_rule(
         name="heads-are-for-llama",
         needs=("shape",),
-        when=lambda d: d.speculation in HEADS and "decoding_heads" not in shape(d).family.features,
+        when=lambda d: d.speculation in HEADS and "decoding_heads" not in known(d.shape).family.features,
         failed="speculative={d.speculation} is prepared only for"
         f" {either(titles('decoding_heads'))}: this project runs TensorRT-LLM's conversion of heads for no other family"
         " (the script of Medusa also takes Mixtral and Qwen2, that of ReDrafter Qwen2); given is"
@@ -261,7 +261,8 @@ RULES = (
         name="lookahead-is-not-for-every-family",
         needs=("shape",),
         when=lambda d: (
-            d.build.speculative_decoding_mode == "lookahead_decoding" and "lookahead" not in shape(d).family.features
+            d.build.speculative_decoding_mode == "lookahead_decoding"
+            and "lookahead" not in known(d.shape).family.features
         ),
         failed="speculative=lookahead does not build with {d.shape.architecture}: TensorRT-LLM's class of the model"
         " does not take its inputs (spec_decoding_params).",

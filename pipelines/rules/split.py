@@ -7,7 +7,7 @@ from functools import partial
 
 from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.domain.model_shape import ModelShape
-from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, listed, shape
+from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, known, listed
 
 # Sources of the rules: public files at a commit, and issues, of github.com/NVIDIA/TensorRT-LLM unless noted.
 
@@ -66,7 +66,7 @@ def gpu_groups(qformat: QFormat) -> tuple[int, ...]:
 def _rank_inputs(d: DeploymentFacts) -> Iterator[tuple[str, int]]:
     """Yield (linear, inputs of one rank); a split that does not divide evenly is reported by its own rule."""
     ranks = d.build.tp_size
-    for name, (_, width) in shape(d).linear_shapes.items():
+    for name, (_, width) in known(d.shape).linear_shapes.items():
         yield name, width // ranks if name in INPUT_SPLIT and width % ranks == 0 else width
 
 
@@ -80,7 +80,7 @@ def _divisors(count: int) -> str:
 
 def uneven(d: DeploymentFacts) -> Cases:
     """Return what the ranks cannot hold in equal parts."""
-    model, ranks = shape(d), d.build.tp_size
+    model, ranks = known(d.shape), d.build.tp_size
     sharing = max(ranks // d.build.moe_ep_size, 1)  # an expert
     counts = {"num_attention_heads": (model.num_attention_heads, ranks)}
     counts["intermediate_size"] = (model.intermediate_size, sharing)
@@ -98,7 +98,7 @@ def uneven(d: DeploymentFacts) -> Cases:
 
 
 def _experts_uneven(d: DeploymentFacts) -> Cases:
-    experts = shape(d).num_experts if shape(d).family.experts else 1
+    experts = known(d.shape).num_experts if known(d.shape).family.experts else 1
     what = f"the {experts} experts" if experts > 1 else "the one MLP"
     size, ranks = d.build.moe_ep_size, d.build.tp_size
     works = listed(n for n in range(1, ranks + 1) if ranks % n == 0 and experts % n == 0)
@@ -106,7 +106,7 @@ def _experts_uneven(d: DeploymentFacts) -> Cases:
 
 
 def _stages_uneven(d: DeploymentFacts) -> Cases:
-    layers = shape(d).num_hidden_layers
+    layers = known(d.shape).num_hidden_layers
     return ({"divisors": _divisors(layers)},) if layers % d.build.pp_size else ()
 
 
@@ -141,7 +141,7 @@ def _odd_rows(d: DeploymentFacts) -> Cases:
         return ()
     sizes = {
         name: rows if name in INPUT_SPLIT else rows // d.build.tp_size
-        for name, (rows, _) in shape(d).linear_shapes.items()
+        for name, (rows, _) in known(d.shape).linear_shapes.items()
     }
     odd = [f"{name} ({rows})" for name, rows in sizes.items() if rows % 2]
     return ({"odd": listed(odd)},) if odd else ()
@@ -164,7 +164,7 @@ def _sparse_inputs(d: DeploymentFacts) -> Cases:
 def _sparse_outputs(d: DeploymentFacts) -> Cases:
     if d.sparsity != "magnitude":
         return ()
-    model: ModelShape = shape(d)
+    model: ModelShape = known(d.shape)
     rows = {
         "hidden_size": model.hidden_size,
         "intermediate_size": model.intermediate_size,
@@ -175,7 +175,7 @@ def _sparse_outputs(d: DeploymentFacts) -> Cases:
 
 def _heads_of_a_rank(d: DeploymentFacts) -> Cases:
     """Return the heads of a rank where each query head has its own KV head and more than one is there."""
-    model, ranks = shape(d), d.build.tp_size
+    model, ranks = known(d.shape), d.build.tp_size
     heads, kv_heads = model.num_attention_heads // ranks, max(model.num_key_value_heads // ranks, 1)
     mixed = bool(model.family.head_norms) and heads == kv_heads > 1
     return [{"heads": heads}] if mixed else ()
@@ -204,7 +204,7 @@ RULES = (
     ),
     rule(
         name="gemma-has-no-pipeline",
-        when=lambda d: shape(d).family.head_is_embedding and d.build.pp_size > 1,
+        when=lambda d: known(d.shape).family.head_is_embedding and d.build.pp_size > 1,
         failed="pp_size={d.build.pp_size} does not work with {d.shape.architecture}: its embedding is also its head,"
         " and"
         " both ends of a pipeline would need it.",
@@ -224,7 +224,8 @@ RULES = (
     rule(
         name="ranks-share-kv-heads-evenly",
         when=lambda d: bool(
-            shape(d).num_key_value_heads % d.build.tp_size and d.build.tp_size % shape(d).num_key_value_heads
+            known(d.shape).num_key_value_heads % d.build.tp_size
+            and d.build.tp_size % known(d.shape).num_key_value_heads
         ),
         failed="tp_size={d.build.tp_size} and num_key_value_heads={d.shape.num_key_value_heads} do not divide one"
         " another.",
@@ -233,7 +234,9 @@ RULES = (
     ),
     rule(
         name="smoothquant-cannot-copy-kv-heads",
-        when=lambda d: FORMATS[d.qformat].weights.scale_per_output and d.build.tp_size > shape(d).num_key_value_heads,
+        when=lambda d: (
+            FORMATS[d.qformat].weights.scale_per_output and d.build.tp_size > known(d.shape).num_key_value_heads
+        ),
         failed="quant={d.qformat} with tp_size={d.build.tp_size} needs copies of the {d.shape.num_key_value_heads} KV"
         " head(s), which ModelOpt cannot create for weights with one scale per channel.",
         allowed="tp_size up to {d.shape.num_key_value_heads} works.",
