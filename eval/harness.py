@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from itertools import chain
@@ -19,12 +19,15 @@ import lm_eval.api.task
 import lm_eval.evaluator
 from lm_eval.utils import env
 
-from eval.adapter import ChatPrompts, EngineLM, load_tokenizer
+from eval.adapter import ChatPrompts, EngineLM, OnOneBar, load_tokenizer
+from eval.answer_cache import AnswerLog, AskedEngine, CachedSession
+from eval.exact import SEED, Answered, PlannedInterim, planned_interims
 from eval.metric import PERPLEXITIES, Questions, TaskMetric
 from eval.perplexity import PerplexityResult
-from eval.results import PLAIN_PROMPTS, EvalResult, QuestionRecord, Score
+from eval.results import PLAIN_PROMPTS, EvalResult, QuestionRecord, Score, Sequential, answers_of, compare_pair
 from eval.spec import EvalSpec
-from eval.verdict import Criteria, too_few
+from eval.verdict import Criteria, Verdict, judge, too_few
+from pipelines.document.show import count
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.engines.port import ScoredPictures, ScoringSession, SeeingSession
@@ -309,3 +312,76 @@ def _record(subject: str, row: Mapping[str, Any], task: Any, metric: TaskMetric)
     target = row["target"][0] if isinstance(row["target"], list) else row["target"]
     answer = choices.index(target) if isinstance(target, str) and target in choices else int(target)
     return QuestionRecord(subject, index, logprobs, scores.index(max(scores)), answer, correct)
+
+
+# Ask two engines the same questions in random order, and stop as soon as the verdict is known.
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Results of both engines on the same questions."""
+
+    baseline: EvalResult
+    result: EvalResult
+    raw: Mapping[str, Any]
+
+
+def ask_in_turns(
+    baseline: AskedEngine,
+    other: AskedEngine,
+    tokenizer_dir: Path,
+    questions: Questions,
+    criteria: Criteria,
+    progress: Progress,
+    *,
+    most: int,
+    together: int = 1,
+    model: str,
+    engine: str,
+) -> Asked:
+    """Ask until the verdict is known or no question is left.
+
+    Args:
+        baseline: the 16-bit engine.
+        other: the compressed one.
+        tokenizer_dir: folder with the tokenizer of both.
+        questions: what may be asked.
+        criteria: which loss is acceptable, and how sure the verdict has to be.
+        progress: shows the questions asked, and at each interim analysis what is known.
+        most: asks so many questions at most.
+        together: models that are judged together; the verdict has to hold among so many.
+        model: name of the model, for the results.
+        engine: what executes both, for the results.
+    """
+    strict, progress_text = replace(criteria, false_go=criteria.false_go / together), ""
+    taken: list[PlannedInterim] = []
+    for interim in planned_interims(most):
+        taken.append(interim)
+        how = Sequential(most, questions.count, SEED, tuple(taken))
+        title = f"{interim.questions:,} of {count(most, 'question')}{progress_text}"
+        with progress.task(title, 2 * interim.questions, "answers") as advance:
+            both = []
+            for side in (baseline, other):  # opened only if it has not answered everything before
+                with CachedSession(side.opened, AnswerLog(side.answers)) as session:
+                    both.append(
+                        ask(
+                            session, tokenizer_dir, questions, OnOneBar(advance, progress), first=interim.questions,
+                            model=model, qformat=side.qformat, engine=engine,
+                        )
+                    )  # fmt: skip
+        before, after = (replace(result, sequential=how) for result, _ in both)
+        evidence = compare_pair(before, after).evidence
+        changed, (least, most_lost) = evidence.changed, evidence.bounds(strict.false_go)
+        progress_text = (
+            f", {changed.lost} lost, {changed.gained} gained, loss {100 * least:+.2f} to {100 * most_lost:+.2f}"
+        )
+        progress.note(f"{interim.questions:,} of {count(most, 'question')} asked{progress_text}")
+        verdict = judge([evidence], strict)[0].verdict
+        if verdict in (Verdict.GO, Verdict.NO_GO):
+            break
+        share = planned_interims(most)[-1].share  # would further questions make a baseline one that beats guessing?
+        answered = Answered.of(answers_of(before))
+        if verdict is Verdict.NOT_MEASURED and answered.is_hopeless(most, strict.margin, strict.false_go, share):
+            break
+    note_truncated(after, progress)
+    return Asked(before, after, both[1][1])

@@ -26,9 +26,9 @@ from pipelines.engines.tensorrt_edge.exporter import environment_fault
 from pipelines.engines.tensorrt_llm.llm_api import numbers, tables_of
 from pipelines.engines.tensorrt_llm.releases import ABSENT, newer_than_container, newer_than_installed
 from pipelines.host.machine import Machine, library_versions
-from pipelines.plan import accuracy_checks, host_memory, memory_checks, serving_checks, weights_checks
-from pipelines.plan.colocated import baseline_faults, colocated, draft_faults
+from pipelines.plan import accuracy_checks, memory_checks, other_memory, serving_checks, weights_checks
 from pipelines.plan.deployment import Deployment
+from pipelines.plan.other_memory import baseline_faults, colocated, draft_faults
 from pipelines.plan.targets import COMPARED, EVALUATED, SERVED, STARTED, Goal
 from pipelines.plan.user_inputs import ENOUGH_TEXTS, calibrates
 from pipelines.predict.performance import gpus
@@ -334,7 +334,7 @@ def check_machine(d: Deployment, stages: Sequence[Stage]) -> list[Fault]:
 
 def check_memory(d: Deployment) -> list[Fault]:
     """Check the memory of this machine, where the engine is built here: on a machine without a GPU it is not."""
-    faults = host_memory.check(d) if not d.engine.builder or d.machine.gpus else []
+    faults = other_memory.check(d) if not d.engine.builder or d.machine.gpus else []
     return faults + ([*_pinned(d.settings, d.machine)] if d.engine.needs_gpu and d.machine.gpus else [])
 
 

@@ -27,8 +27,8 @@ from pipelines.engines.openvino.memory import (
 )
 from pipelines.host.machine import has_avx512, native_bf16
 from pipelines.loadgen.config import DEFAULT_CONCURRENCY
-from pipelines.plan.colocated import DRAFT, ColocatedEngine
 from pipelines.plan.deployment import Deployment
+from pipelines.plan.other_memory import DRAFT, ColocatedEngine
 from pipelines.plan.targets import EVALUATED, SERVED, STARTED, Target
 from pipelines.predict.performance.gpus import usable_bytes
 from pipelines.predict.performance.limits import (

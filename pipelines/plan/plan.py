@@ -18,7 +18,7 @@ from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.engines.registry import choose
 from pipelines.host.disk import no_folders, relative_to_cwd, unwritable_folders
 from pipelines.host.machine import Machine, library_versions
-from pipelines.plan import checks, host_memory
+from pipelines.plan import checks, other_memory
 from pipelines.plan.accuracy_checks import WITHOUT_QUESTIONS
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.engine_nodes import Node
@@ -123,14 +123,14 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     todo = [step.node.stage for step in steps if step.state != "cached"]
     unwritable = unwritable_folders(checks.output_folders(goal, store.root, makes=bool(todo)))
     quantizes = any(stage.name == "quantize" for stage in todo)
-    if only is not None and quantizes and (faults := host_memory.check_compressing(deployment)):
+    if only is not None and quantizes and (faults := other_memory.check_compressing(deployment)):
         raise UserError.of(faults)
     store.hashes.save()
     not_here = checks.check_machine(deployment, todo)
     if not not_here and deployment.on_model and deployment.is_for_a_named_gpu:
         not_here = checks.check_memory(deployment)
     shape = deployment.shape
-    memory = (host_memory.Quantizing.of(deployment, shape).note,) if quantizes and shape else ()
+    memory = (other_memory.Quantizing.of(deployment, shape).note,) if quantizes and shape else ()
     # a plan that cannot run here runs on a machine that has the tools
     missing = () if not_here else checks.check_installed(goal, todo, only)
     notes, warnings = (*questions, *checked.notes, *memory, *tuning), (*checked.warnings, *unwritable)

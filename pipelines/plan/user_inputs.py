@@ -24,7 +24,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
 from pipelines.host.files import check_links, json_object
 from pipelines.plan.targets import EVALUATED, Goal
-from pipelines.store.hash_cache import HashCache
+from pipelines.store.manifest import HashCache
 from pipelines.store.sources import (
     PICKLES,
     BuiltEngine,

@@ -19,7 +19,7 @@ from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.registry import ServerBackend
 from pipelines.host.machine import Machine, torch_device
 from pipelines.plan.deployment import Deployment
-from pipelines.plan.host_memory import one_layer_bytes
+from pipelines.plan.other_memory import one_layer_bytes
 from pipelines.predict.performance.memory import weight_bytes
 from pipelines.settings.features import HEADS
 from pipelines.settings.model import ModelSettings

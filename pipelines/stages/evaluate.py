@@ -132,8 +132,7 @@ class EvaluateSequentially(Evaluate):
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Ask both engines in turns."""
-        from eval.harness import load_questions, write_lm_eval  # imports lm-eval
-        from eval.sequential import ask_in_turns
+        from eval.harness import ask_in_turns, load_questions, write_lm_eval  # imports lm-eval
 
         folders = inputs["engine"], inputs["baseline"]
         questions = load_questions(_engine_spec(self.eval, inputs, self.engine, *folders), inputs["model"])

@@ -25,7 +25,7 @@ from pipelines.domain.units import MIB
 from pipelines.domain.variant import Variant
 from pipelines.host.files import check_links, json_object, parse_json, small_text
 from pipelines.settings.base import HUB_NAME
-from pipelines.store.hash_cache import HashCache
+from pipelines.store.manifest import HashCache
 from pipelines.store.store import content_digest
 
 MODEL_PATTERNS = (

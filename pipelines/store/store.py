@@ -25,9 +25,8 @@ from pipelines.domain.errors import ContinuableError
 from pipelines.domain.progress import PARTIAL
 from pipelines.host.files import sync, write_json
 from pipelines.host.screen import say
-from pipelines.store.hash_cache import HASHES, HashCache
 from pipelines.store.leases import LEASES, Leases
-from pipelines.store.manifest import MANIFEST, Json, Manifests, check_files, read_manifest, sealed
+from pipelines.store.manifest import HASHES, MANIFEST, HashCache, Json, Manifests, check_files, read_manifest, sealed
 
 if TYPE_CHECKING:
     from filelock import FileLock

@@ -27,7 +27,7 @@ from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.openvino.rope import attention_factor, inverse_frequencies
 from pipelines.settings.model import BUNDLED
-from pipelines.store.hash_cache import HashCache
+from pipelines.store.manifest import HashCache
 from pipelines.store.sources import files_source, model_source
 from tests.support.specs import quant_spec
 

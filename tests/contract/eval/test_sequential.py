@@ -12,9 +12,8 @@ from tokenizers import Tokenizer
 
 from eval.answer_cache import AskedEngine
 from eval.compare import loss_rows, loss_table
-from eval.harness import evaluate, load_questions
+from eval.harness import Asked, ask_in_turns, evaluate, load_questions
 from eval.results import EvalResult
-from eval.sequential import Asked, ask_in_turns
 from eval.spec import EvalSpec
 from eval.verdict import Criteria
 from pipelines.domain.progress import Progress, SilentProgress

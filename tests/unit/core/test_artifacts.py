@@ -6,8 +6,7 @@ import os
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.store.hash_cache import HashCache
-from pipelines.store.manifest import sealed
+from pipelines.store.manifest import HashCache, sealed
 from pipelines.store.store import Store, canonical, content_digest, fingerprint
 
 

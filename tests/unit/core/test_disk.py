@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.domain.errors import UserError
 from pipelines.host.disk import disk_error, disk_errors
-from pipelines.store.hash_cache import HashCache
+from pipelines.store.manifest import HashCache
 from pipelines.store.run_folder import run_folder
 from pipelines.sweep.cells import SweepCell
 

@@ -9,7 +9,7 @@ import pytest
 from pipelines.cli.main import main
 from pipelines.domain.errors import UserError
 from pipelines.settings.model import BUNDLED
-from pipelines.store.hash_cache import HashCache
+from pipelines.store.manifest import HashCache
 from pipelines.store.sources import adapter_source, model_source
 
 MODEL = BUNDLED / "models" / "tiny_llama"

@@ -4,8 +4,8 @@ import pytest
 
 from pipelines.domain.formats import QFormat
 from pipelines.domain.units import GIB
-from pipelines.plan.colocated import DRAFT, ColocatedEngine
 from pipelines.plan.memory_checks import check, cpu_predicted, cpu_reached, gpu_predicted, request_tokens
+from pipelines.plan.other_memory import DRAFT, ColocatedEngine
 from pipelines.settings.compose import load
 
 

@@ -15,7 +15,7 @@ from pipelines.plan.plan import make_plan
 from pipelines.plan.user_inputs import _source
 from pipelines.settings.compose import load
 from pipelines.settings.model import BUNDLED
-from pipelines.store.hash_cache import HashCache
+from pipelines.store.manifest import HashCache
 from pipelines.store.sources import files_source
 from pipelines.store.store import Store
 from tests.unit.core.test_machine import MACHINE, with_gpu

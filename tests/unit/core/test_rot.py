@@ -11,9 +11,8 @@ from pipelines.cli.commands import COMMANDS
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 from pipelines.run.runner import run
-from pipelines.store import hash_cache
-from pipelines.store.hash_cache import HashCache
-from pipelines.store.manifest import DamagedError, read_manifest, sealed
+from pipelines.store import manifest
+from pipelines.store.manifest import DamagedError, HashCache, read_manifest, sealed
 from pipelines.store.sources import files_source
 from pipelines.store.store import Store
 from tests.unit.core.test_artifacts import make
@@ -72,7 +71,7 @@ def test_hard_links_share_what_is_known(tmp_path, monkeypatch):
     os.link(path, link)
     cache = HashCache(tmp_path / "cache.json")
     first = cache.sha256(path)
-    monkeypatch.setattr(hash_cache, "sha256_file", None)
+    monkeypatch.setattr(manifest, "sha256_file", None)
     assert cache.sha256(link) == first
 
 
@@ -81,11 +80,11 @@ def test_after_a_month_the_bytes_are_read_again(tmp_path, monkeypatch):
     path = tmp_path / "a"
     path.write_text("one")
     cache = HashCache(tmp_path / "cache.json")
-    first, now = cache.sha256(path), hash_cache.time.time()
-    monkeypatch.setattr(hash_cache, "sha256_file", lambda _path: "other bytes")
-    monkeypatch.setattr(hash_cache.time, "time", lambda: now + 29 * 86400)
+    first, now = cache.sha256(path), manifest.time.time()
+    monkeypatch.setattr(manifest, "sha256_file", lambda _path: "other bytes")
+    monkeypatch.setattr(manifest.time, "time", lambda: now + 29 * 86400)
     assert cache.sha256(path) == first
-    monkeypatch.setattr(hash_cache.time, "time", lambda: now + 31 * 86400)
+    monkeypatch.setattr(manifest.time, "time", lambda: now + 31 * 86400)
     assert cache.sha256(path) == "other bytes"
 
 

@@ -15,7 +15,7 @@ from pipelines.domain.adapter import check_config, scalings
 from pipelines.domain.errors import UserError
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
-from pipelines.store.hash_cache import HashCache
+from pipelines.store.manifest import HashCache
 from pipelines.store.sources import adapter_source
 from pipelines.store.store import Store
 from tests.support.adapters import two_linears, write_adapter

@@ -16,7 +16,7 @@ from pipelines.plan.user_inputs import inspect_inputs, same_vocabulary
 from pipelines.run.gpu_commands import gpu_commands
 from pipelines.settings.compose import load
 from pipelines.settings.model import BUNDLED
-from pipelines.store.hash_cache import HashCache
+from pipelines.store.manifest import HashCache
 from pipelines.store.sources import adapter_source, files_source, model_source
 from pipelines.store.store import Store
 from tests.unit.core.test_plan import MACHINE
