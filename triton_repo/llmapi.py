@@ -6,9 +6,7 @@ the command in repository.json puts it in its place.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,6 +18,7 @@ from pipelines import __version__
 from pipelines.checkpoint import tokenizer_folder
 from pipelines.domain.errors import Fault, UserError
 from pipelines.engines.tensorrt_llm.llm_api import complaints
+from pipelines.host.files import link_or_copy
 from triton_repo.config import TritonSettings
 from triton_repo.parameters import RepositorySpec, start_commands
 from triton_repo.tensors import TENSORRT_LLM
@@ -134,26 +133,17 @@ def engine_files(folder: Path) -> list[Path]:
 
 def link_files(files: Iterable[Path], root: Path, target: Path) -> None:
     """Link files below `target` with the same relative paths as below `root`, or copy where links are not possible."""
-    for path in files:
-        source, place = path.resolve(), _free(target / path.relative_to(root))  # the Hub's cache holds symbolic links
-        try:
-            os.link(source, place)
-        except OSError as error:
-            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
-                raise
-            shutil.copy2(source, place)
+    for path in files:  # the Hub's cache holds symbolic links
+        link_or_copy(path, target / path.relative_to(root))
 
 
 def copy_files(files: Iterable[Path], root: Path, target: Path) -> None:
     """Copy small files that somebody may edit; through a link, that would change the repository too."""
     for path in files:
-        shutil.copy2(path, _free(target / path.relative_to(root)))
-
-
-def _free(place: Path) -> Path:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.unlink(missing_ok=True)
-    return place
+        place = target / path.relative_to(root)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        shutil.copy2(path, place)
 
 
 CHECKPOINT_DIR, DRAFT_DIR = f"{TENSORRT_LLM}/1/{CHECKPOINT}", f"{TENSORRT_LLM}/1/{DRAFT}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from math import prod
 from pathlib import Path
@@ -32,7 +30,7 @@ from pipelines.compress.sparsegpt import LINEARS, prune_layer
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import SILENT, Progress
-from pipelines.host.files import MANIFEST, parse_json, write_json
+from pipelines.host.files import MANIFEST, link_or_copy, parse_json, write_json
 
 _WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"})
 
@@ -158,13 +156,7 @@ def link_small_files(model_dir: Path, out_dir: Path) -> None:
     """Hard-link everything but the weights and an artifact's manifest into the new folder, or copy it."""
     for path in sorted([*model_dir.iterdir(), *(model_dir / MORE_TEMPLATES).glob("*.jinja")]):
         if path.is_file() and path.suffix not in _WEIGHT_SUFFIXES and path.name != MANIFEST:
-            target = out_dir / path.relative_to(model_dir)
-            target.parent.mkdir(exist_ok=True)
-            target.unlink(missing_ok=True)
-            try:
-                os.link(path.resolve(), target)
-            except OSError:
-                shutil.copyfile(path, target)
+            link_or_copy(path, out_dir / path.relative_to(model_dir))
 
 
 def count_zeros(files: list[Path], names: set[str]) -> dict[str, Any]:

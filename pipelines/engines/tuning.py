@@ -35,13 +35,21 @@ class TunedCase:
 
 @dataclass(frozen=True, slots=True)
 class Recommended:
-    """One setting for speed."""
+    """One setting that is chosen: for speed, or because its default gives way to another setting.
+
+    Attributes:
+        group: of the settings, e.g. "build".
+        name: of the setting in its group.
+        value: in place of the default.
+        reason: why, in words.
+        source: of the advice; empty where another setting is the reason.
+    """
 
     group: str
     name: str
     value: str | float
     reason: str
-    source: str
+    source: str = ""
 
     def given(self, settings: Settings) -> bool:
         """Return whether the user gives the setting, so that the advice has no say."""
@@ -51,12 +59,13 @@ class Recommended:
     @property
     def word(self) -> str:
         """The setting as it is typed: "build.gemm_plugin=auto"."""
-        return f"{self.group}.{self.name}={self.value}"
+        value = str(self.value).lower() if isinstance(self.value, bool) else self.value
+        return f"{self.group}.{self.name}={value}"
 
     @property
     def line(self) -> str:
         """The setting, its reason and the source."""
-        return f"{self.word}: {self.reason} ({self.source})"
+        return f"{self.word}: {self.reason}" + (f" ({self.source})" if self.source else "")
 
 
 def advice(
@@ -69,29 +78,7 @@ def advice(
     return tuple(each for each in recommended if not each.given(settings))
 
 
-@dataclass(frozen=True, slots=True)
-class Adjusted:
-    """A default that gives way to another setting.
-
-    Attributes:
-        group: of the settings, e.g. "build".
-        name: of the setting in its group.
-        value: in place of the default.
-        reason: the setting it gives way to, and why.
-    """
-
-    group: str
-    name: str
-    value: int | bool
-    reason: str
-
-    @property
-    def line(self) -> str:
-        """The setting as it is typed, and its reason."""
-        return f"{self.group}.{self.name}={str(self.value).lower()}: {self.reason}"
-
-
-def adjusted(settings: Settings, engine: EngineDescription, shape: ModelShape | None) -> tuple[Adjusted, ...]:
+def adjusted(settings: Settings, engine: EngineDescription, shape: ModelShape | None) -> tuple[Recommended, ...]:
     """List the defaults that conflicts with the other settings, whatever the tuning is; nothing that is given.
 
     Args:
@@ -100,17 +87,17 @@ def adjusted(settings: Settings, engine: EngineDescription, shape: ModelShape | 
         shape: of the model, where known.
     """
     build, kv_cache = settings.build, settings.kv_cache
-    adjustments: list[Adjusted] = []
+    adjustments: list[Recommended] = []
     if not engine.writes_engine:
         return ()
     longest = build.max_seq_len or (shape.max_position_embeddings if shape else None)
     default = type(build).model_fields["max_input_len"].default
     if longest is not None and longest < default and not build.given("max_input_len"):
         why = f"build.max_seq_len={longest}" if build.max_seq_len else f"the model's longest sequence of {longest}"
-        adjustments.append(Adjusted("build", "max_input_len", longest, f"no prompt is longer than {why}"))
+        adjustments.append(Recommended("build", "max_input_len", longest, f"no prompt is longer than {why}"))
     if rules_out_reuse(kv_cache.dtype, settings.quant.qformat) and not kv_cache.given("enable_block_reuse"):
         reason = f"TensorRT-LLM does not reuse blocks with kv_cache={kv_cache.dtype} and quant={settings.quant.qformat}"
-        adjustments.append(Adjusted("kv_cache", "enable_block_reuse", False, reason))
+        adjustments.append(Recommended("kv_cache", "enable_block_reuse", False, reason))
     return tuple(adjustments)
 
 
@@ -123,7 +110,7 @@ def tuned(settings: Settings, engine: EngineDescription, shape: ModelShape | Non
     return _chosen(settings, adjusted(settings, engine, shape))
 
 
-def _chosen(settings: Settings, values: Sequence[Recommended | Adjusted]) -> Settings:
+def _chosen(settings: Settings, values: Sequence[Recommended]) -> Settings:
     """Return the settings with values that do not count as given."""
     for each in values:
         group: ChoosingGroup = getattr(settings, each.group)

@@ -6,6 +6,7 @@ store renames the whole folder.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -19,6 +20,8 @@ from typing import Any
 
 from pipelines.domain.errors import UserError
 
+NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
+"""Errors of file systems, or pairs of them, without hard links."""
 HOST = os.uname().nodename
 """Goes into file names that must differ between machines on a shared file system."""
 
@@ -143,6 +146,24 @@ def link_to(folder: Path, link: Path) -> None:
     fresh.unlink(missing_ok=True)  # left behind by a killed process with the same process id
     fresh.symlink_to(os.path.relpath(folder, link.parent.absolute()))
     fresh.replace(link)
+
+
+def link_or_copy(source: Path, place: Path) -> bool:
+    """Hard-link a file, following symbolic links, or copy it where links are not possible; return whether it is linked.
+
+    Missing folders are created, and what is at the place is replaced.
+    """
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.unlink(missing_ok=True)
+    origin = source.resolve()
+    try:
+        os.link(origin, place)
+    except OSError as error:
+        if error.errno not in NO_LINK:
+            raise
+        shutil.copyfile(origin, place)
+        return False
+    return True
 
 
 def sync(path: Path) -> None:

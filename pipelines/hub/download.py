@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -17,7 +15,7 @@ from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.domain.units import show_bytes
-from pipelines.host.files import parse_json
+from pipelines.host.files import link_or_copy, parse_json
 from pipelines.host.hashing import FileRecord, sha256_file
 from pipelines.hub.faults import HubFile, HubListing, HubSnapshot, HubSource, check_token, explained
 from pipelines.hub.fetch import fetch, missing_bytes, remember_revision
@@ -230,9 +228,6 @@ def _from_cache(source: HubSource) -> HubListing:
     return HubListing(source, folder.name, files, offline=True)
 
 
-NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
-
-
 def download_model(
     source: HubSource, out_dir: Path, *, expected_shape: ModelShape | None, progress: Progress
 ) -> HubSnapshot:
@@ -342,24 +337,14 @@ def _place(files: Sequence[HubFile], paths: Mapping[str, Path], out_dir: Path, p
     """Link large files and copy small ones, which people like to edit."""
     copied = 0
     for file in files:
-        target, origin = out_dir / file.name, paths[file.name].resolve()
+        target, origin = out_dir / file.name, paths[file.name]
+        if file.large:
+            copied += 0 if link_or_copy(origin, target) else file.size
+            continue
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
-        if file.large and _link(origin, target):
-            continue
         shutil.copyfile(origin, target)
-        copied += file.size if file.large else 0
     if copied:
         progress.note(
             f"Copied {show_bytes(copied)}, because {out_dir} cannot hold hard links into {constants.HF_HUB_CACHE}."
         )
-
-
-def _link(origin: Path, target: Path) -> bool:
-    try:
-        os.link(origin, target)
-    except OSError as error:
-        if error.errno not in NO_LINK:
-            raise
-        return False
-    return True
