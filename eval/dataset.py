@@ -12,7 +12,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from eval.config import EvalSettings
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault, UserError, refuse
 
 Row = dict[str, Any]
 Splits = dict[str, list[Row]]
@@ -56,8 +56,7 @@ def read_subjects(root: Path, subjects: Iterable[str]) -> dict[str, Splits]:
     if missing:
         listed = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         faults.insert(0, Fault(f"The data set at '{root}' has no {listed}.", LAYOUT, "Check eval.dataset_path."))
-    if faults:
-        raise UserError.of(faults)
+    refuse(faults)
     return read
 
 
@@ -80,8 +79,7 @@ def picture_questions(root: Path = MINI_PICTURES) -> dict[str, list[Row]]:
         for number, row in enumerate(read[subject], start=1)
         if not isinstance(row, dict) or not isinstance(row.get("image"), str)
     ][:1]
-    if faults:
-        raise UserError.of(faults)
+    refuse(faults)
     return read
 
 

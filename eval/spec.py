@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Self
 from pydantic import model_validator
 
 from eval.config import EvalSettings
-from pipelines.domain.errors import Fault, UserError, did_you_mean
+from pipelines.domain.errors import Fault, did_you_mean, refuse
 
 # Names of all tasks that lm-eval brings, read from its task files without importing it (a second instead of 20).
 
@@ -171,18 +172,18 @@ class EvalSpec(EvalSettings):
 
     @model_validator(mode="after")
     def _can_be_run(self) -> Self:
-        faults = [fault] if (fault := task_fault(self.task)) else []
+        refuse(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[Fault]:
+        if fault := task_fault(self.task):
+            yield fault
         if self.max_length < 2:
-            faults.append(Fault(f"max_length={self.max_length} leaves no room for a prompt.", "Give 2 or more."))
+            yield Fault(f"max_length={self.max_length} leaves no room for a prompt.", "Give 2 or more.")
         if self.dataset_path is None and self.task not in BUNDLED:
-            faults.append(
-                Fault(
-                    f"eval.task='{self.task}' needs a folder of questions, but dataset_path is None.",
-                    todo="Set eval.dataset_path to the folder.",
-                )
+            yield Fault(
+                f"eval.task='{self.task}' needs a folder of questions, but dataset_path is None.",
+                todo="Set eval.dataset_path to the folder.",
             )
         elif self.path is None and self.dataset_path is not None and not self.dataset_path.is_dir():
-            faults.append(Fault(f"eval.dataset_path='{self.dataset_path}' is not a folder."))
-        if faults:
-            raise UserError.of(faults)
-        return self
+            yield Fault(f"eval.dataset_path='{self.dataset_path}' is not a folder.")

@@ -73,16 +73,14 @@ def check_repository(
     return faults
 
 
-def _draft_faults(folder: Path, configs: dict[str, pb.ModelConfig], limits: EngineLimits) -> list[Fault]:
+def _draft_faults(folder: Path, configs: dict[str, pb.ModelConfig], limits: EngineLimits) -> Iterator[Fault]:
     on_cpu = parameter(configs[TENSORRT_LLM], "openvino_draft_dir")
     place = parameter(configs[DRAFT], "gpt_model_path") if DRAFT in configs else on_cpu
-    if not place:
-        return []
-    try:
-        draft = EngineLimits.load(folder / place)
-    except UserError as error:
-        return list(error.faults)
-    return draft_engine_faults(limits, draft)
+    if place:
+        try:
+            yield from draft_engine_faults(limits, EngineLimits.load(folder / place))
+        except UserError as error:
+            yield from error.faults
 
 
 def read_configs(files: list[Path]) -> tuple[dict[str, pb.ModelConfig], list[Fault]]:

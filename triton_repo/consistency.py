@@ -19,29 +19,25 @@ TRUE = ("1", "true", "True", "TRUE")
 """Texts that the C++ backend reads as true."""
 
 
-def config_faults(configs: Configs, limits: EngineLimits) -> list[Fault]:
+def config_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
     """Find everything that contradicts the engine or another model."""
-    return [
-        *_batch_faults(configs, limits),
-        *_engine_faults(configs, limits),
-        *_logits_faults(configs, limits),
-        *_decoupled_faults(configs),
-        *_rank_faults(configs, limits),
-        *_node_faults(configs, limits),
-    ]
+    yield from _batch_faults(configs, limits)
+    yield from _engine_faults(configs, limits)
+    yield from _logits_faults(configs, limits)
+    yield from _decoupled_faults(configs)
+    yield from _rank_faults(configs, limits)
+    yield from _node_faults(configs, limits)
 
 
-def tensor_faults(configs: Configs, *, llmapi: bool) -> list[Fault]:
+def tensor_faults(configs: Configs, *, llmapi: bool) -> Iterator[Fault]:
     """Find tensors that clients do not know, or know with another type or shape."""
-    faults: list[Fault] = []
     ours = not llmapi and TENSORRT_LLM in configs and configs[TENSORRT_LLM].backend == ServerBackend.PYTHON
     for name, config in configs.items():
         interface_name = LLMAPI if llmapi else TENSORRT_LLM if name == DRAFT else name
         if interface_name in INTERFACES:
             tensors = interface(interface_name, ours=ours)
-            faults += _unknown(name, "input", config.input, tensors.inputs)
-            faults += _unknown(name, "output", config.output, tensors.outputs)
-    return faults
+            yield from _unknown(name, "input", config.input, tensors.inputs)
+            yield from _unknown(name, "output", config.output, tensors.outputs)
 
 
 def parameter(config: pb.ModelConfig, key: str) -> str:
@@ -185,53 +181,43 @@ HALF = 0.5
 
 def draft_faults(
     target: EngineLimits, draft: EngineLimits, settings: TritonSettings, spec: RepositorySpec
-) -> list[Fault]:
+) -> Iterator[Fault]:
     """Find everything that does not match."""
-    faults = draft_engine_faults(target, draft)
+    yield from draft_engine_faults(target, draft)
     if spec.engine.server is ServerBackend.TENSORRTLLM:
-        faults += [*_gpu_engines(target, draft, spec), *_gpu_placement(target, draft, settings)]
-    return faults
+        yield from _gpu_engines(target, draft, spec)
+        yield from _gpu_placement(target, draft, settings)
 
 
-def draft_engine_faults(target: EngineLimits, draft: EngineLimits) -> list[Fault]:
+def draft_engine_faults(target: EngineLimits, draft: EngineLimits) -> Iterator[Fault]:
     """Find faults that follow from the two engines alone: they differ in tokens, or the draft reads less."""
-    faults = []
     if draft.flavour != target.flavour:
-        faults.append(
-            Fault(
-                f"The draft engine is of flavour '{draft.flavour}', the engine of '{target.flavour}'.",
-                todo="Build both with the same engine=.",
-            )
+        yield Fault(
+            f"The draft engine is of flavour '{draft.flavour}', the engine of '{target.flavour}'.",
+            todo="Build both with the same engine=.",
         )
     if draft.vocab_size != target.vocab_size:
-        faults.append(
-            Fault(
-                f"The draft engine has {draft.vocab_size} tokens, the engine {target.vocab_size}.",
-                "A guess is checked token by token, so both need one vocabulary.",
-                "Take a draft model of the same family.",
-            )
+        yield Fault(
+            f"The draft engine has {draft.vocab_size} tokens, the engine {target.vocab_size}.",
+            "A guess is checked token by token, so both need one vocabulary.",
+            "Take a draft model of the same family.",
         )
     if draft.version != target.version:
-        faults.append(
-            Fault(
-                f"The draft engine was built by version {draft.version}, the engine by {target.version}.",
-                "One server runs both.",
-                "Build both again with the same version.",
-            )
+        yield Fault(
+            f"The draft engine was built by version {draft.version}, the engine by {target.version}.",
+            "One server runs both.",
+            "Build both again with the same version.",
         )
     # trtllm-build adds max_draft_len to max_seq_len for the draft (builder.py), which does not lengthen sequences
     needed = {"max_seq_len": target.max_seq_len - target.max_draft_len, "max_input_len": target.max_input_len}
     for name, ours in needed.items():
         theirs = getattr(draft, name)
         if theirs < ours:
-            faults.append(
-                Fault(
-                    f"The draft engine has {name}={theirs}; the engine has {ours}.",
-                    "It reads everything the engine has read.",
-                    f"Build the draft with {name}={ours}, or the engine with {theirs}.",
-                )
+            yield Fault(
+                f"The draft engine has {name}={theirs}; the engine has {ours}.",
+                "It reads everything the engine has read.",
+                f"Build the draft with {name}={ours}, or the engine with {theirs}.",
             )
-    return faults
 
 
 def _gpu_engines(target: EngineLimits, draft: EngineLimits, spec: RepositorySpec) -> Iterator[Fault]:

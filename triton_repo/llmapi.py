@@ -16,7 +16,7 @@ import yaml
 
 from pipelines import __version__
 from pipelines.checkpoint import tokenizer_folder
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.engines.tensorrt_llm.llm_api import complaints
 from pipelines.host.files import link_or_copy
 from triton_repo.config import TritonSettings
@@ -42,8 +42,7 @@ def read_arguments(path: Path, beside: Iterable[str] = ()) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path} holds a {type(content).__name__}.", allowed="It must be a mapping.", todo=AGAIN)
     arguments = {name: value for name, value in content.items() if name not in beside}
-    if faults := [each.fault for each in complaints(arguments, None, f"{path}: ") if not each.ignored]:
-        raise UserError.of(faults)
+    refuse([each.fault for each in complaints(arguments, None, f"{path}: ") if not each.ignored])
     return arguments
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from pipelines.checkpoint import adapter_files
 from pipelines.checkpoint.adapter_files import AdapterFiles, place
 from pipelines.checkpoint.tokenizer import opened
 from pipelines.domain.adapter import MODULES
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.engines.limits import EngineLimits
 from pipelines.engines.openvino.memory import KV_BLOCK_TOKENS
 from pipelines.engines.registry import ServerBackend
@@ -123,47 +123,36 @@ def convert(folder: Path, dtype: str = "float16") -> tuple[Array, Array]:
     return weights, np.array([keys], dtype=np.int32)
 
 
-def adapter_faults(adapters: Mapping[int, Path], limits: EngineLimits) -> list[Fault]:
+def adapter_faults(adapters: Mapping[int, Path], limits: EngineLimits) -> Iterator[Fault]:
     """Find adapters that the GPU engine cannot serve."""
-    faults = []
     if adapters and limits.dtype not in STORED:
-        faults.append(
-            Fault(
-                f"The engine computes in {limits.dtype}; an adapter must have the engine's type, and a .npy file of "
-                f"{limits.dtype} cannot be read.",
-                f"LoRA is served by engines of {' and '.join(STORED)}.",
-                "Build the engine from a float16 checkpoint: quant.dtype=float16",
-            )
+        yield Fault(
+            f"The engine computes in {limits.dtype}; an adapter must have the engine's type, and a .npy file of "
+            f"{limits.dtype} cannot be read.",
+            f"LoRA is served by engines of {' and '.join(STORED)}.",
+            "Build the engine from a float16 checkpoint: quant.dtype=float16",
         )
     if adapters and not limits.lora_modules:
-        faults.append(
-            Fault(
-                "lora.adapters is set, but the engine was built without the LoRA plugin.",
-                todo="Build it with lora=adapters.",
-            )
+        yield Fault(
+            "lora.adapters is set, but the engine was built without the LoRA plugin.",
+            todo="Build it with lora=adapters.",
         )
-        return faults
+        return
     for task, folder in adapters.items():
         _, config = convert(folder, "float32")
         rank, ids = int(config[..., 2].max()), {int(number) for number in config[..., 0].reshape(-1)}
         if rank > limits.max_lora_rank:
-            faults.append(
-                Fault(
-                    f"lora.adapters.{task}='{folder}' has rank {rank}; the engine was built for "
-                    f"{limits.max_lora_rank}.",
-                    todo=f"Build it with lora.max_rank={rank}.",
-                )
+            yield Fault(
+                f"lora.adapters.{task}='{folder}' has rank {rank}; the engine was built for {limits.max_lora_rank}.",
+                todo=f"Build it with lora.max_rank={rank}.",
             )
         missing = [name for name, number in MODULE_IDS.items() if number in ids and name not in limits.lora_modules]
         if missing:
-            faults.append(
-                Fault(
-                    f"lora.adapters.{task}='{folder}' changes {', '.join(missing)}; the engine was built for "
-                    f"{', '.join(limits.lora_modules)}.",
-                    todo="Build it with these in lora.target_modules.",
-                )
+            yield Fault(
+                f"lora.adapters.{task}='{folder}' changes {', '.join(missing)}; the engine was built for "
+                f"{', '.join(limits.lora_modules)}.",
+                todo="Build it with these in lora.target_modules.",
             )
-    return faults
 
 
 SOURCES = Path(__file__).resolve().parent / "models"
@@ -242,26 +231,24 @@ def _description(
 
 def _adapter_faults(
     adapters: Mapping[int, Path], limits: EngineLimits, settings: TritonSettings, spec: RepositorySpec
-) -> list[Fault]:
+) -> Iterator[Fault]:
     if tuple(sorted(adapters)) != spec.lora_tasks:
-        return [
-            Fault(f"The adapters are for tasks {sorted(adapters)}, but the named tasks are {list(spec.lora_tasks)}.")
-        ]
+        yield Fault(f"The adapters are for tasks {sorted(adapters)}, but the named tasks are {list(spec.lora_tasks)}.")
+        return
     if adapters and settings.lora_prefetch_dir is not None:
-        return [
-            Fault(
-                f"triton.lora_prefetch_dir='{settings.lora_prefetch_dir}' conflicts with lora.adapters, which are "
-                f"in the repository under {parameters.LORA_DIR}.",
-                todo="Leave one of them out.",
-            )
-        ]
+        yield Fault(
+            f"triton.lora_prefetch_dir='{settings.lora_prefetch_dir}' conflicts with lora.adapters, which are "
+            f"in the repository under {parameters.LORA_DIR}.",
+            todo="Leave one of them out.",
+        )
+        return
     if spec.engine.server is ServerBackend.TENSORRTLLM:
-        return adapter_faults(adapters, limits)
+        yield from adapter_faults(adapters, limits)
+        return
     for folder in adapters.values():  # served as they are: every matrix is read once
         files = AdapterFiles.read(folder)
         for module in files.scalings:
             files.matrices(module)
-    return []
 
 
 def _configs(
@@ -271,8 +258,7 @@ def _configs(
     draft_dir: Path | None,
     adapters: Mapping[int, Path],
 ) -> dict[str, pb.ModelConfig]:
-    if faults := [*_faults(settings, limits, spec), *_adapter_faults(adapters, limits, settings, spec)]:
-        raise UserError.of(faults)
+    refuse([*_faults(settings, limits, spec), *_adapter_faults(adapters, limits, settings, spec)])
     if spec.images is not None and settings.retention_tokens is not None:
         raise UserError(
             f"triton.retention_tokens={settings.retention_tokens} with images: tensorrt_llm_bls then has NVIDIA's "
@@ -285,13 +271,12 @@ def _configs(
             allowed="Both or neither.",
         )
     draft = None if draft_dir is None else EngineLimits.load(draft_dir)
-    if draft and (faults := draft_faults(limits, draft, settings, spec)):
-        raise UserError.of(faults)
+    if draft:
+        refuse(draft_faults(limits, draft, settings, spec))
     configs = repository_configs(settings, limits, spec)
     if draft and spec.engine.server is ServerBackend.TENSORRTLLM:
         configs[DRAFT] = draft_config(settings, draft, spec)
-    if faults := config_faults(configs, limits):
-        raise UserError.of(faults)
+    refuse(config_faults(configs, limits))
     return configs
 
 
@@ -317,24 +302,19 @@ def _has_no_code(name: str, spec: RepositorySpec) -> bool:
     return name == ENSEMBLE or (name in compiled and spec.engine.server is ServerBackend.TENSORRTLLM)
 
 
-def _faults(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> list[Fault]:
-    faults = parameters.setting_faults(settings, spec.engine)
+def _faults(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> Iterator[Fault]:
+    yield from parameters.setting_faults(settings, spec.engine)
     if limits.flavour != spec.flavour:
-        faults.append(
-            Fault(
-                f"The engine has flavour '{limits.flavour}', but the repository is for '{spec.flavour}'.",
-                todo=f"Set engine={limits.flavour}, or build the engine with engine={spec.flavour}.",
-            )
+        yield Fault(
+            f"The engine has flavour '{limits.flavour}', but the repository is for '{spec.flavour}'.",
+            todo=f"Set engine={limits.flavour}, or build the engine with engine={spec.flavour}.",
         )
     if (limits.tp_size, limits.pp_size) != (spec.tp_size, spec.pp_size):
-        faults.append(
-            Fault(
-                f"build.tp_size={spec.tp_size} and build.pp_size={spec.pp_size} are set, but the engine has "
-                f"tp_size={limits.tp_size} and pp_size={limits.pp_size}.",
-                todo="Set them as the engine has them, or build it again: make build",
-            )
+        yield Fault(
+            f"build.tp_size={spec.tp_size} and build.pp_size={spec.pp_size} are set, but the engine has "
+            f"tp_size={limits.tp_size} and pp_size={limits.pp_size}.",
+            todo="Set them as the engine has them, or build it again: make build",
         )
-    return faults
 
 
 # Repositories of the LLM API: one model, whose code is NVIDIA's.

@@ -37,7 +37,7 @@ from eval.spec import (
     EvalSpec,
 )
 from eval.tasks.local import load_lm_eval_task
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault, UserError, refuse
 
 
 def grouped(name: str, tasks: Iterable[Mapping[str, Any]], **group: Any) -> dict[str, Any]:
@@ -359,12 +359,13 @@ def load_tasks(spec: EvalSpec, tokenizer: Any = None) -> dict[str, Any]:
     index = {name: entry.cfg for name, entry in entries.items() if entry.cfg}
     subjects = {cfg["dataset_name"] for cfg in index.values() if "dataset_name" in cfg}
     data = read_subjects(spec.dataset_path or MINI_MMLU, sorted(subjects))
-    if faults := [
-        Fault(f"eval.num_fewshot={shots}, but 'dev' of {subject} has {len(splits['dev'])} examples.")
-        for subject, splits in data.items()
-        if len(splits["dev"]) < shots
-    ]:
-        raise UserError.of(faults)
+    refuse(
+        [
+            Fault(f"eval.num_fewshot={shots}, but 'dev' of {subject} has {len(splits['dev'])} examples.")
+            for subject, splits in data.items()
+            if len(splits["dev"]) < shots
+        ]
+    )
     if spec.task == "mini_answers":
         data = {subject: open_questions(splits) for subject, splits in data.items()}
     return _loaded(_group(index[spec.task], index, data, shots))

@@ -14,7 +14,7 @@ from jinja2 import UndefinedError
 from lm_eval.tasks import TaskManager
 
 from eval.spec import EvalSpec, find
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault, UserError, refuse
 
 SEED = 1234
 """Of the choice of worked examples, as lm-eval's own command line has it."""
@@ -41,7 +41,7 @@ def load_lm_eval_task(name: str, spec: EvalSpec) -> dict[str, Any]:
             shots = own if own == 0 or spec.num_fewshot is None else spec.num_fewshot
             task.set_config(key="num_fewshot", value=shots or 0)
             task.set_fewshot_seed(seed=SEED)
-    _check(name, loaded["tasks"], spec.dataset_path)
+    refuse(_faults(name, loaded["tasks"], spec.dataset_path))
     return loaded
 
 
@@ -55,21 +55,16 @@ def _complete(name: str, index: Mapping[str, Any]) -> bool:
     return all(isinstance(member, str) and _complete(member, index) for member in members)
 
 
-def _check(name: str, tasks: Mapping[str, Any], folder: Path) -> None:
-    faults = []
+def _faults(name: str, tasks: Mapping[str, Any], folder: Path) -> Iterator[Fault]:
     for each, task in tasks.items():
         shots = int(task.get_config("num_fewshot"))
         examples = len(list(task.fewshot_docs() or ())) if shots else 0
         if examples < shots:
-            faults.append(
-                Fault(f"eval.num_fewshot={shots}, but the data of {each} at '{folder}' have {examples} examples.")
-            )
+            yield Fault(f"eval.num_fewshot={shots}, but the data of {each} at '{folder}' have {examples} examples.")
         if getattr(task, "UNSAFE_CODE", False):
-            faults.append(Fault(f"eval.task='{name}' runs code that the model has written, which is not supported."))
+            yield Fault(f"eval.task='{name}' runs code that the model has written, which is not supported.")
         if getattr(task, "MULTIMODAL", False):
-            faults.append(Fault(f"eval.task='{name}' has images or sound, which are not supported."))
-    if faults:
-        raise UserError.of(faults)
+            yield Fault(f"eval.task='{name}' has images or sound, which are not supported.")
 
 
 class _LocalCopy:

@@ -41,7 +41,7 @@ from pipelines.compress.contexts import BATCHES, gpu_memory_named
 from pipelines.compress.model_folder import ModelFolder, torch_dtype
 from pipelines.compress.postprocess import corrected
 from pipelines.compress.specs import QuantSpec
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import UserError, refuse
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.progress import Progress
 
@@ -194,17 +194,18 @@ def import_folder(task: QuantizeTask, out_dir: Path, progress: Progress) -> dict
 
 def _refuse_faults(task: QuantizeTask) -> None:
     source, spec, split = task.source, task.spec, task.split
-    if faults := import_faults(
-        source.folder,
-        source.config,
-        qformat=spec.quant.qformat,
-        group_size=spec.quant.group_size,
-        kv_cache=spec.kv_cache,
-        world_size=split.tp_size * split.pp_size,
-        effective_bits=spec.quant.effective_bits,
-        candidates=spec.quant.mixed,
-    ):
-        raise UserError.of(faults)
+    refuse(
+        import_faults(
+            source.folder,
+            source.config,
+            qformat=spec.quant.qformat,
+            group_size=spec.quant.group_size,
+            kv_cache=spec.kv_cache,
+            world_size=split.tp_size * split.pp_size,
+            effective_bits=spec.quant.effective_bits,
+            candidates=spec.quant.mixed,
+        )
+    )
     family = source.shape.family
     other = family.experts is not None and spec.quant.qformat is not QFormat.FP8
     if set(family.layer_norms) != set(NORMS) or family.fused_linears or other:

@@ -17,7 +17,7 @@ from pipelines.checkpoint.unified import fused_with
 from pipelines.compress.calibration import Forward
 from pipelines.compress.config import QuantSettings, Scoring
 from pipelines.compress.recipes import Config
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import UserError, refuse
 from pipelines.domain.families import Family
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat, version_faults
 from pipelines.domain.progress import Progress
@@ -72,8 +72,7 @@ def check_supported(quant: QuantSettings, device: str) -> None:
             (NVFP4 in 0.37).
     """
     version = tuple(int(part) for part in VERSION.split(".")[:2])
-    if faults := version_faults(VERSION, quant.int4_scales, quant.fp4_inputs):
-        raise UserError.of(faults)
+    refuse(version_faults(VERSION, quant.int4_scales, quant.fp4_inputs))
     for qformat in quant.formats:
         oldest = FORMATS[qformat].modelopt_on_cpu
         if device == "cpu" and version < oldest:

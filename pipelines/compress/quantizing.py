@@ -15,7 +15,7 @@ from pipelines.compress.config import CalibrationSettings
 from pipelines.compress.importing import import_folder
 from pipelines.compress.model_folder import look_at, pick_device, pick_dtype
 from pipelines.compress.specs import Layout, QuantSpec
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import UserError, refuse
 from pipelines.domain.progress import SILENT, Progress
 
 
@@ -66,8 +66,7 @@ def quantize(
         if layout == "hugging_face":
             raise UserError(f"{model_dir} is already quantized; the PyTorch backend's export takes models in 16 bit.")
         return {**import_folder(task, out_dir, progress), "source_bytes": source.weight_bytes}
-    if faults := [*sixteen_bit_faults(str(model_dir), model_dir, source.config)]:
-        raise UserError.of(faults)
+    refuse(sixteen_bit_faults(str(model_dir), model_dir, source.config))
     family = source.shape.family
     exported = family.modelopt_type is not None or family.by_tensor
     if spec.by_tensor and layout != "hugging_face" and exported:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pipelines.compress.config import PruningSettings, QuantSettings, RecoverSettings
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault, refuse
 from pipelines.domain.families import FAMILIES, Architecture
 from pipelines.domain.formats import FORMATS, INT4_WEIGHTS, KvFormat, QFormat, calibrates, reads_texts
 from pipelines.domain.model_shape import ModelShape
@@ -82,8 +82,7 @@ def pruned_shape(pruning: PruningSettings, shape: ModelShape) -> ModelShape:
     Raises:
         UserError: lists everything that keeps a model of this shape from being pruned so.
     """
-    if faults := [*_faults(pruning, shape)]:
-        raise UserError.of(faults)
+    refuse(_faults(pruning, shape))
     return replace(
         shape,
         num_hidden_layers=pruning.layers or shape.num_hidden_layers,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.domain.errors import Fault, UserError, shown
+from pipelines.domain.errors import Fault, UserError, refuse, shown
 from pipelines.domain.model_shape import ModelShape
 
 MODULES = {
@@ -148,8 +148,7 @@ def check_config(config: Mapping[str, Any], source: str) -> None:
             )
         if faults and key == "peft_type":
             break
-    if faults:
-        raise UserError.of(faults)
+    refuse(faults)
 
 
 def scalings(config: Mapping[str, Any], source: str, ranks: Mapping[str, int]) -> dict[str, float]:

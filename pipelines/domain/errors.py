@@ -61,6 +61,12 @@ class UserError(Exception):
         return error
 
 
+def refuse(faults: Iterable[Fault]) -> None:
+    """Raise all faults as one error, if there are any."""
+    if found := list(faults):
+        raise UserError.of(found)
+
+
 class ContinuableError(UserError):
     """A fault during a run; finished work is kept, and the same command resumes."""
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.engines.registry import ENGINES, TENSORRT_LLM, EngineDescription
 from pipelines.host.files import json_object
 
@@ -105,8 +105,7 @@ class EngineLimits:
             faults.append(
                 Fault(f"{engine_dir / CONFIG} has logits_dtype='{logits_dtype}'.", f"Known: {types}.", REBUILD)
             )
-        if faults:
-            raise UserError.of(faults)
+        refuse(faults)
         plugins = build.get("plugin_config") or {}
         # an engine lists modules even if it was built without the plugin
         lora = (build.get("lora_config") or {}) if plugins.get("lora_plugin") not in (None, "disable", False) else None

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault, UserError, refuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,7 @@ def check_folders(folders: Mapping[str, Path], *, read: Mapping[str, Path] | Non
     Raises:
         UserError: a file or a dangling link is in the place of a folder, the path is too long, or it is not writable.
     """
-    if faults := no_folders({**(read or {}), **folders}) + unwritable_folders(folders):
-        raise UserError.of(faults)
+    refuse(no_folders({**(read or {}), **folders}) + unwritable_folders(folders))
 
 
 def no_folders(folders: Mapping[str, Path]) -> list[Fault]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from huggingface_hub import HfApi, constants, snapshot_download
 
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.domain.units import show_bytes
@@ -57,8 +57,7 @@ def check_model(listing: HubListing) -> None:
         faults.append(_no_weights(listing))
     if not any(name in names for name in TOKENIZERS):
         faults.append(Fault(f"{listing.place} has no tokenizer.", f"One of {', '.join(TOKENIZERS)} is needed."))
-    if faults:
-        raise UserError.of(faults)
+    refuse(faults)
 
 
 def check_shape(shape: ModelShape, expected: ModelShape, listing: HubListing) -> None:
@@ -67,16 +66,14 @@ def check_shape(shape: ModelShape, expected: ModelShape, listing: HubListing) ->
     Raises:
         UserError: fields differ; the message names each.
     """
-    faults = [
+    refuse(
         Fault(
             f"{CONFIG} of {listing.place} has {name}={getattr(shape, name)}, "
             f"but the configuration expects {getattr(expected, name)}.",
             todo="Correct the model's configuration, or choose the repository it describes.",
         )
         for name in expected.differences(shape)
-    ]
-    if faults:
-        raise UserError.of(faults)
+    )
 
 
 def model_files(listing: HubListing, index: Mapping[str, Any] | None) -> list[str]:

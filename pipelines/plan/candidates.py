@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import refuse
 from pipelines.domain.families import FAMILIES
 from pipelines.domain.rotary import Rotary
 from pipelines.engines.tensorrt_llm.config import LIMITS_FOR_LOAD
@@ -35,9 +35,7 @@ def judge_of(settings: Settings, machine: Machine) -> Judge:
         candidate = plain.changed(_changes(settings, setup, limits)).tuned.limited
         if setup.model.architecture not in FAMILIES:  # no rule knows other families
             candidate = replace(candidate, shape=None)
-        faults = refused(check(candidate.facts)) + serving_checks.check(candidate)
-        if faults:
-            raise UserError.of(faults)
+        refuse(refused(check(candidate.facts)) + serving_checks.check(candidate))
 
     return judge
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from pipelines.compress.specs import pruned_shape
-from pipelines.domain.errors import Fault, UserError, collecting
+from pipelines.domain.errors import Fault, UserError, collecting, refuse
 from pipelines.engines.registry import choose
 from pipelines.host.disk import no_folders, relative_to_cwd, unwritable_folders
 from pipelines.host.machine import Machine, library_versions
@@ -114,8 +114,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     deployment, reason, tuning = _resolved(goal, store, machine, faults)
     checked = checks.check(deployment)
     faults.extend(checked.faults)
-    if faults:
-        raise UserError.of(faults)
+    refuse(faults)
     made = nodes(deployment)
     if only is not None:
         made = needed_for(made, only)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from pipelines.document.show import ms, number
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import UserError, refuse
 from pipelines.host.screen import table, wrapped
 from pipelines.plan.plan import Plan
 from pipelines.predict.performance.coverage import unmodelled
@@ -79,8 +79,7 @@ def model_of(plan: Plan, fits: Sequence[FittedModel]) -> PredictedDeployment | N
         world=build.tp_size * build.pp_size, where=where,
     )  # fmt: skip
     if fitted_model is not None:
-        if faults := unmodelled(settings):
-            raise UserError.of(faults)  # the fit is to requests without them
+        refuse(unmodelled(settings))
         return fitted_model
     if on_cpu and settings.sizing.fit is not None:
         fitted = fits[0]

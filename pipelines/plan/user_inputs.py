@@ -17,7 +17,7 @@ from pipelines.checkpoint.tokenizer import beyond, tokens_of
 from pipelines.checkpoint.tokenizer_folder import TOKENIZER
 from pipelines.compress.texts import load_texts
 from pipelines.domain.adapter import Adapter
-from pipelines.domain.errors import Fault, UserError, collecting
+from pipelines.domain.errors import Fault, collecting, refuse
 from pipelines.domain.formats import reads_texts
 from pipelines.domain.language_model import whole
 from pipelines.domain.model_shape import ModelShape
@@ -124,8 +124,7 @@ def inspect_inputs(goal: Goal, hashes: HashCache) -> UserInputs:
     if settings.eval.path is not None and "dataset" in sources:
         with collecting(faults):
             read_own(sources["dataset"].path, settings.eval)
-    if faults:
-        raise UserError.of(faults)
+    refuse(faults)
     facts["pickled_heads"], facts["heads_bytes"] = _heads(settings.speculative.heads_path)
     return UserInputs(**facts)
 

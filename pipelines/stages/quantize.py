@@ -14,7 +14,7 @@ from pipelines.checkpoint.verify import verify
 from pipelines.compress.config import CalibrationSettings, KvCacheSettings, QuantSettings
 from pipelines.compress.specs import Layout, QuantSpec
 from pipelines.compress.texts import load_texts, plain_chat
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import UserError, refuse
 from pipelines.domain.formats import FORMATS, QFormat, calibrates, reads_texts
 from pipelines.domain.progress import Progress
 from pipelines.domain.rotary import Rotary
@@ -192,8 +192,7 @@ def check_model(folder: Path, qformat: QFormat, *, with_positions: bool = True, 
 
     model = look_at(folder)
     positions = Rotary.of(model.config) if with_positions else None
-    if faults := check_checkpoint(model.shape, qformat, positions=positions, **limits):
-        raise UserError.of(faults)
+    refuse(check_checkpoint(model.shape, qformat, positions=positions, **limits))
 
 
 def calibration_identity(calibration: CalibrationSettings) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipelines import __version__
 from pipelines.document.show import count
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import refuse
 from pipelines.domain.progress import Progress
 from pipelines.host.hashing import sha256_file
 from triton_repo.config import TritonSettings
@@ -76,6 +76,5 @@ class WriteRepository:
             vision_dir=inputs.get("vision_engine"),
             adapters={task: inputs[f"lora.{task}"] for task in self.spec.lora_tasks},
         )
-        if faults := check_repository(out_dir, to_be_served=False):
-            raise UserError.of(faults)
+        refuse(check_repository(out_dir, to_be_served=False))
         return facts

@@ -21,7 +21,7 @@ from pipelines.checkpoint.unified import (
     verify_unified,
 )
 from pipelines.compress.config import KvCacheSettings
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import refuse
 from pipelines.domain.formats import KvFormat
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_bytes
@@ -110,8 +110,7 @@ class ConfigureLlm:
         faults = [*verify_unified(source), *(verify_unified(draft) if draft else ())]
         if not faults and draft:
             faults = same_vocabulary(source, draft)
-        if faults:
-            raise UserError.of(faults)
+        refuse(faults)
         if draft:
             link_files(checkpoint_files(draft), draft, out_dir / DRAFT)
             _add_unit_scales(out_dir / DRAFT)
@@ -222,8 +221,7 @@ class ExportEdge:
         from pipelines.engines.tensorrt_edge.read_back import read_back  # numpy, which planning does not load
 
         source, tokenizer, checkpoint = inputs["checkpoint"], inputs["model"], out_dir / CHECKPOINT
-        if faults := verify_unified(source):
-            raise UserError.of(faults)
+        refuse(verify_unified(source))
         link_files(tokenizer_files(tokenizer), tokenizer, checkpoint)
         link_files(checkpoint_files(source), source, checkpoint)  # its own config.json wins
         if not chat_templates(tokenizer)[0]:
@@ -231,8 +229,7 @@ class ExportEdge:
             progress.note("the model has no chat template: the texts of messages are joined as they are")
         listing = export(checkpoint, out_dir, self.environment, progress)
         files = [TensorFile(path) for path in sorted(checkpoint.glob("*.safetensors"))]
-        if faults := read_back(files, listing, out_dir / LLM):
-            raise UserError.of(faults)
+        refuse(read_back(files, listing, out_dir / LLM))
         return {
             "engine_bytes": sum(path.stat().st_size for path in (out_dir / LLM).iterdir()),
             "tensors": sum(map(len, files)),

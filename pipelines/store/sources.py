@@ -16,7 +16,7 @@ from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.tokenizer import Tokens, check_files, tokens_of
 from pipelines.checkpoint.tokenizer_folder import MOST_TOKENIZER_BYTES, TOKENIZER
 from pipelines.domain.adapter import Adapter
-from pipelines.domain.errors import Fault, UserError, collecting, shown
+from pipelines.domain.errors import Fault, UserError, collecting, refuse, shown
 from pipelines.domain.formats import BY_QUANT_ALGO, KvFormat, stored_as
 from pipelines.domain.language_model import language_config, whole
 from pipelines.domain.model_shape import ModelShape
@@ -272,8 +272,7 @@ def _check_weights(folder: Path, key: str) -> None:
         for index in sorted(folder.glob("*.safetensors.index.json")):
             with collecting(faults):
                 _check_index(folder, index, key)
-        if faults:
-            raise UserError.of(faults)
+        refuse(faults)
         if not tensors:
             raise UserError(
                 f"{key}='{folder}' has no tensors: the header of {files[0].name} is empty.",

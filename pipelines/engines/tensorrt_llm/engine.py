@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.checkpoint.config_json import CheckpointConfig
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import UserError, refuse
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import MIB, show_bytes, show_seconds
 from pipelines.engines.port import BuildLimits, EngineFacts, OnGpu, Session
@@ -319,8 +319,7 @@ class TensorRtEngine:
         """
         from pipelines.engines.tensorrt_llm.runtime import TensorRtSession
 
-        if faults := fit_faults(engine_dir):
-            raise UserError.of(faults)
+        refuse(fit_faults(engine_dir))
         return TensorRtSession(engine_dir)
 
 
