@@ -86,10 +86,7 @@ PROBABILITIES = (
     tensor("generation_logits", LOGITS, -1, -1, -1),
 )
 INDEXES = (tensor("batch_index", INT32, 1), tensor("sequence_index", INT32, 1))
-STATISTICS = (
-    tensor("kv_cache_alloc_new_blocks", INT32, 1),
-    tensor("kv_cache_reused_blocks", INT32, 1),
-    tensor("kv_cache_alloc_total_blocks", INT32, 1),
+TIMES_AND_DRAFTS = (
     tensor("arrival_time_ns", INT64, 1),
     tensor("first_scheduled_time_ns", INT64, 1),
     tensor("first_token_time_ns", INT64, 1),
@@ -97,6 +94,12 @@ STATISTICS = (
     tensor("acceptance_rate", FP32, 1),
     tensor("total_accepted_draft_tokens", INT32, 1),
     tensor("total_draft_tokens", INT32, 1),
+)
+STATISTICS = (
+    tensor("kv_cache_alloc_new_blocks", INT32, 1),
+    tensor("kv_cache_reused_blocks", INT32, 1),
+    tensor("kv_cache_alloc_total_blocks", INT32, 1),
+    *TIMES_AND_DRAFTS,
     tensor("num_input_tokens", INT32, 1),
     tensor("num_output_tokens", INT32, 1),
 )
@@ -338,13 +341,7 @@ LLMAPI_INTERFACE = ModelInterface(
         tensor("kv_cache_alloc_new_blocks", INT32, -1),
         tensor("kv_cache_alloc_total_blocks", INT32, -1),
         tensor("kv_cache_hit_rate", FP32, -1),
-        tensor("arrival_time_ns", INT64, 1),
-        tensor("first_scheduled_time_ns", INT64, 1),
-        tensor("first_token_time_ns", INT64, 1),
-        tensor("last_token_time_ns", INT64, 1),
-        tensor("acceptance_rate", FP32, 1),
-        tensor("total_accepted_draft_tokens", INT32, 1),
-        tensor("total_draft_tokens", INT32, 1),
+        *TIMES_AND_DRAFTS,
     ),
 )
 
