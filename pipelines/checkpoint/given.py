@@ -149,23 +149,22 @@ def import_faults(
         return faults
     faults += _lost_scales(what, block, stored, config)
     faults += _other_format(what, config, stored, qformat, group_size, (effective_bits, candidates))
+    faults += _use_faults(what, stored, kv_cache, world_size)
+    return faults or ([] if stored.group_size is None else [*_order_faults(folder, block)])
+
+
+def _use_faults(what: str, stored: GivenFormat, kv_cache: KvFormat, world_size: int) -> Iterator[Fault]:
     if kv_cache not in (KvFormat.AUTO, stored.kv_cache) and not stored.plain_activations:
-        can = "Set kv_cache=auto." if stored.kv_cache is KvFormat.AUTO else f"Set kv_cache={stored.kv_cache} or auto."
-        faults.append(
-            Fault(
-                f"{what} without scales for kv_cache={kv_cache}.",
-                "They can be calibrated where activations are not rounded.",
-                can,
-            )
+        yield Fault(
+            f"{what} without scales for kv_cache={kv_cache}.",
+            "They can be calibrated where activations are not rounded.",
+            "Set kv_cache=auto." if stored.kv_cache is KvFormat.AUTO else f"Set kv_cache={stored.kv_cache} or auto.",
         )
     if world_size > 1 and stored.qformat is not QFormat.FP8:
-        faults.append(
-            Fault(
-                f"{what}; it is taken over for one rank, not {world_size}.",
-                todo="Set build.tp_size=1 build.pp_size=1, or give the original model.",
-            )
+        yield Fault(
+            f"{what}; it is taken over for one rank, not {world_size}.",
+            todo="Set build.tp_size=1 build.pp_size=1, or give the original model.",
         )
-    return faults or ([] if stored.group_size is None else [*_order_faults(folder, block)])
 
 
 def _other_format(

@@ -9,7 +9,7 @@ Sources: TensorRT-LLM 1.2 `quantization/mode.py`, `builder.py`, `quantize_by_mod
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -420,30 +420,26 @@ def stored_as(quant_algo: str | None, pre_quant_scale: bool) -> QFormat:
     return first if pre_quant_scale else UNSMOOTHED.get(first, first)
 
 
-def mix_faults(candidates: Sequence[QFormat], effective_bits: float) -> list[Fault]:
-    """Return why a search cannot choose among these formats, or not within so many bits per weight."""
+def mix_faults(candidates: Sequence[QFormat], effective_bits: float) -> Iterator[Fault]:
+    """Yield why a search cannot choose among these formats, or not within so many bits per weight."""
     mixable = [qformat for qformat in UNIFORM if FORMATS[qformat].mixable]
     allowed = f"Candidates: {', '.join(mixable)}."
-    wrong = [qformat for qformat in candidates if qformat not in mixable]
-    faults = [Fault(f"quant.candidates has {qformat}, which cannot be mixed.", allowed) for qformat in wrong]
+    for qformat in candidates:
+        if qformat not in mixable:
+            yield Fault(f"quant.candidates has {qformat}, which cannot be mixed.", allowed)
     if {QFormat.FP8, QFormat.INT8_SQ} <= set(candidates):
-        faults.append(
-            Fault(
-                "quant.candidates has fp8 and int8_sq, which TensorRT-LLM does not mix.",
-                "One of the two, with int4_awq or w4a8_awq.",
-            )
+        yield Fault(
+            "quant.candidates has fp8 and int8_sq, which TensorRT-LLM does not mix.",
+            "One of the two, with int4_awq or w4a8_awq.",
         )
     if len(set(candidates)) < len(candidates) or not candidates:
-        faults.append(Fault(f"quant.candidates={','.join(candidates)}.", f"Each at most once, at least one. {allowed}"))
+        yield Fault(f"quant.candidates={','.join(candidates)}.", f"Each at most once, at least one. {allowed}")
     bits = [FORMATS[qformat].weights.bits for qformat in candidates]
     if bits and not min(bits) <= effective_bits < 16:
-        faults.append(
-            Fault(
-                f"quant.effective_bits={effective_bits:g} is out of reach of quant.candidates={','.join(candidates)}.",
-                f"Reachable: {min(bits)}, all linears in {candidates[bits.index(min(bits))]}, up to less than 16.",
-            )
+        yield Fault(
+            f"quant.effective_bits={effective_bits:g} is out of reach of quant.candidates={','.join(candidates)}.",
+            f"Reachable: {min(bits)}, all linears in {candidates[bits.index(min(bits))]}, up to less than 16.",
         )
-    return faults
 
 
 SCALES_SINCE = (0, 47)

@@ -184,7 +184,7 @@ def _host_memory(d: Deployment, checked: Checked) -> None:
 def _quant(d: Deployment) -> list[Fault]:
     """Check the candidates of a search and the bits it may spend, the scales, and the version of ModelOpt."""
     settings, quant, family = d.settings, d.settings.quant, None if d.shape is None else d.shape.family
-    faults = mix_faults(quant.formats, quant.effective_bits) if quant.effective_bits is not None else []
+    faults = [] if quant.effective_bits is None else [*mix_faults(quant.formats, quant.effective_bits)]
     faults += scale_faults(quant.qformat, quant.int4_scales, quant.fp4_inputs)
     if not faults and quant.int4_scales != "max" and family is not None and family.by_tensor and d.engine.writes_engine:
         what = f"quant.int4_scales={quant.int4_scales} needs ModelOpt's export, which {family.title} does not have."
