@@ -39,7 +39,7 @@ import psutil
 
 from pipelines.engines.openvino.memory import blocks_of
 from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions, kv_block_bytes, kv_precision
-from pipelines.host.supervised import SupervisedProcess
+from pipelines.host.lifetimes import SupervisedProcess
 from pipelines.serving.frontend import OpenAiFrontend
 from scripts.measure_streaming import SHAPES, make_model
 from scripts.served import ROOT, loaded, served

@@ -149,7 +149,7 @@ COMMANDS = {
         {1: CELL_FAILED, 4: NOT_MEASURED},
     ),
     "smallest": Command(
-        "pipelines.sweep.smallest:smallest",
+        "pipelines.sweep.sweep_command:smallest",
         "the mix of formats with the fewest bits per weight that is still GO",
         "Bisects the bits per weight of quant=auto, most bits first, and evaluates each mix. It prints the values "
         "tried and the command that builds the smallest mix whose loss is proven to be below eval.margin_points.",

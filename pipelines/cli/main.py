@@ -178,7 +178,7 @@ def _candidates(typed: Sequence[str]) -> list[str]:
         return []
     if word.startswith("-"):
         return ["--help"]
-    from pipelines.settings.complete import complete
+    from pipelines.settings.describe import complete
 
     overrides = complete(typed[1:])
     if len(typed) == 2 and COMMANDS[typed[0]].argument:

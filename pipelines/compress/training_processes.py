@@ -40,7 +40,7 @@ from pipelines.compress.training import TrainingJob, last_checkpoint, train
 from pipelines.domain.errors import ContinuableError, Fault, UserError
 from pipelines.domain.progress import SILENT, Advance, Progress
 from pipelines.host.files import write_json
-from pipelines.host.supervised import SupervisedProcess
+from pipelines.host.lifetimes import SupervisedProcess
 from pipelines.settings.paths import PROJECT_ROOT
 
 JOB, BLOCKS, EVENTS, REPORT, MEETING = "job.json", "blocks.safetensors", "events.jsonl", "report.json", "meeting"

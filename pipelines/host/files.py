@@ -1,4 +1,4 @@
-"""Replace files atomically: a reader sees either the old content or the new, even after a run is killed.
+"""Replace files atomically: a reader sees either the old content or the new, even after a run is killed; hash files.
 
 Everything written outside a staging folder of the store goes through here. Inside one, plain writes are enough: the
 store renames the whole folder.
@@ -16,9 +16,11 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, TypedDict
 
 from pipelines.domain.errors import UserError
+from pipelines.domain.progress import Advance
 
 NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
 """Errors of file systems, or pairs of them, without hard links."""
@@ -197,10 +199,10 @@ def write_folder(folder: Path, files: Mapping[str, str], *, command: str, settin
     Raises:
         UserError: the folder has files that were not generated or were changed by hand, or it cannot be written.
     """
-    digests = {name: _digest(text.encode()) for name, text in files.items()}
+    digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
     present = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     index = present.pop(INDEX, None)
-    present_digests = {name: _digest(path.read_bytes()) for name, path in present.items()}
+    present_digests = {name: sha256_file(path) for name, path in present.items()}
     if present_digests == digests and index is not None:
         return False
     written = json.loads(index.read_text(encoding="utf-8")) if index else {}
@@ -222,10 +224,6 @@ def write_folder(folder: Path, files: Mapping[str, str], *, command: str, settin
             todo=f"Give another folder: {setting}=/some/folder",
         ) from None
     return True
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 # Symbolic links in folders that come from elsewhere, such as models and adapters.
@@ -277,3 +275,71 @@ def _is_cached(target: Path) -> bool:
         and target.relative_to(repository).parts[0] in ("blobs", "snapshots")
         for repository in target.parents
     )
+
+
+# SHA-256 of single files, and of a folder against its record. Standard library only, so that planning can use it.
+
+CHUNK_BYTES = 1 << 20
+THREADS = 2  # hashlib releases the interpreter lock; more threads than this only make the disk seek
+
+
+class FileRecord(TypedDict):
+    """Record of one file: `size` in bytes and `sha256`, 64 hex digits."""
+
+    size: int
+    sha256: str
+
+
+def sha256_file(path: Path, advance: Advance | None = None) -> str:
+    """Return the SHA-256 of a file's content as 64 hex digits.
+
+    Args:
+        path: the file.
+        advance: called with the number of bytes just read.
+    """
+    return _digest(hashlib.sha256(), path, advance)
+
+
+def sha256_on_disk(path: Path, advance: Advance | None = None) -> str:
+    """Return the SHA-256 of the file on disk, 64 hex digits, bypassing the page cache.
+
+    Pages that a running process maps stay in memory, and are read from there.
+
+    Args:
+        path: the file.
+        advance: called with the number of bytes just read.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        if hasattr(os, "posix_fadvise"):  # not on macOS
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(handle)
+    return sha256_file(path, advance)
+
+
+def git_blob_sha1(path: Path) -> str:
+    """Return git's blob hash of a file, 40 hex digits; the Hub's name for files outside large file storage."""
+    header = f"blob {path.stat().st_size}\0".encode()
+    return _digest(hashlib.sha1(header, usedforsecurity=False), path, None)
+
+
+def one_at_a_time(advance: Advance) -> Advance:
+    """Wrap a progress callback, which is not thread-safe, so that several threads can call it."""
+    lock = Lock()
+
+    def locked(amount: float) -> None:
+        with lock:
+            advance(amount)
+
+    return locked
+
+
+def _digest(algorithm: Any, path: Path, advance: Advance | None) -> str:
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            algorithm.update(buffer[:count])
+            if advance is not None:
+                advance(count)
+    return str(algorithm.hexdigest())

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import select
 import signal
 import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from pipelines.domain.errors import UserError
 
 
 @contextmanager
@@ -94,3 +101,219 @@ def repeated(work: Callable[[], object], every_s: float, name: str) -> Iterator[
         done.set()
         thread.join()
         work()
+
+
+# A child process that cannot outlive this one; see supervisor.py.
+
+# Count the processes that the kernel has killed because memory ran out.
+
+APART_S = 10.0
+COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+
+class MemoryKills:
+    """The kernel's own count of this process's control group, which its children are in too.
+
+    Where the group's is not shown, it is that of the whole machine.
+    """
+
+    def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._file = next((file for file in _candidates(root) if _count(file) is not None), root / "proc/vmstat")
+        self._before = self._latest = _count(self._file)
+        self._checked = clock()
+
+    def reset(self) -> None:
+        """Forget kills of other processes, of which there may have been some: those before the last call but one.
+
+        Calls within `APART_S` count as one, because a large process takes a while to end after it was killed.
+        """
+        if self._clock() - self._checked >= APART_S:
+            self._before, self._latest, self._checked = self._latest, _count(self._file), self._clock()
+
+    def happened(self) -> bool | None:
+        """Return whether a process was killed for want of memory; None where the kernel does not say."""
+        now = _count(self._file)
+        return None if now is None or self._before is None else now > self._before
+
+
+def _candidates(root: Path) -> Iterator[Path]:
+    """Yield the files that may have the count: control groups of version 2 and 1, and the machine's."""
+    groups = root / "sys/fs/cgroup"
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            # inside a container the path may be the host's, while only the container's own group is mounted
+            for place in (path.lstrip("/"), ""):
+                if not controllers:
+                    yield groups / place / "memory.events"
+                elif "memory" in controllers.split(","):
+                    yield groups / "memory" / place / "memory.oom_control"
+    yield root / "proc/vmstat"
+
+
+def _count(file: Path) -> int | None:
+    with contextlib.suppress(OSError):
+        if match := COUNT.search(file.read_text()):
+            return int(match[1])
+    return None
+
+
+FINISHED_POLL_S = 0.05
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+
+
+class SupervisedProcess:
+    """A running command, together with everything it starts.
+
+    Attributes:
+        pid: process id of the command itself, not of its supervisor.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, log_file: Path, shm_prefix: str = ""
+    ) -> None:
+        self._memory_kills = MemoryKills()
+        read_fd, write_fd = os.pipe()
+        arguments = (str(os.getpid()), str(write_fd), shm_prefix, *command)
+        try:
+            with log_file.open("ab") as log:
+                self._supervisor = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(SUPERVISOR), *arguments],
+                    env=dict(env),
+                    cwd=cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=[write_fd],
+                )
+        finally:
+            os.close(write_fd)
+        self._answers = os.fdopen(read_fd)
+        self.pid = int(self._answers.readline() or 0)
+        self._report: str | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code (negative for a signal), or None while the command runs."""
+        code = self._supervisor.poll()
+        if code is None:
+            self._memory_kills.reset()
+        return code
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Wait for the end and return the exit code, or None after `timeout_s`."""
+        try:
+            return self._supervisor.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def terminate(self) -> None:
+        """Ask the command to shut down gracefully."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the command and everything it started; return when all of it is gone."""
+        self._send(signal.SIGQUIT)
+        if self.wait(10) is None:
+            self._supervisor.kill()  # the kernel then kills the command
+            self._supervisor.wait()
+
+    def watch_stubs(self) -> None:
+        """End everything when a stub of the python backend ends, from now on: its model never answers again.
+
+        Returns once no loaded model has named shared memory, which would stay if this process and the supervisor were
+        killed.
+        """
+        self._send(signal.SIGUSR2)
+        line = self._answers.readline()
+        self._report = None if line == "\n" else line
+
+    def stop(
+        self,
+        timeout_s: float,
+        *,
+        first: Callable[[], bool] = lambda: False,
+        finished: Callable[[], bool] = lambda: False,
+    ) -> int:
+        """Ask the command to end, wait up to `timeout_s`, then kill it; a second Ctrl-C kills at once.
+
+        Args:
+            timeout_s: seconds.
+            first: whether there is something to wait for before the command is asked.
+            finished: whether its work is done, so that what is left of it may be killed: an orderly end, with exit
+                code 0.
+
+        Returns:
+            The exit code, negative for a signal.
+        """
+        until = time.monotonic() + timeout_s
+        try:
+            while first() and self.wait(FINISHED_POLL_S) is None:
+                pass
+            self.terminate()
+            while self.wait(FINISHED_POLL_S) is None and time.monotonic() < until:
+                if finished():
+                    self._send(signal.SIGUSR1)
+                    self.wait(timeout_s)
+        finally:
+            if self.poll() is None:
+                self.kill()
+        return int(self._supervisor.returncode)
+
+    def describe_exit(self) -> str:
+        """Describe how the command ended: "exit code 1", "killed by SIGSEGV", which part of it, who sent a SIGKILL."""
+        if self._report is None:
+            with self._answers:
+                self._report = self._answers.readline()
+        if not self._report:  # the supervisor wrote nothing, because it was killed itself
+            return f"killed by the kernel: its supervisor (process {self._supervisor.pid}) was killed by SIGKILL"
+        model = self._report.partition(" ")[2].strip()
+        return (f"its process for model '{model}': " if model else "") + self._describe(self._supervisor.returncode)
+
+    def _describe(self, code: int) -> str:
+        if code >= 0:
+            return f"exit code {code}"
+        if code != -signal.SIGKILL:
+            return f"killed by {_signal_name(-code)}"
+        return {
+            None: "killed by SIGKILL (by hand, or by the kernel when memory ran out)",
+            True: "killed by SIGKILL, by the kernel, because memory ran out",
+            False: "killed by SIGKILL (by hand or by another program; memory did not run out)",
+        }[self._memory_kills.happened()]
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._supervisor.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._supervisor.send_signal(number)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+STOP_S = 10.0
+
+
+def run_logged(command: Sequence[str], *, title: str, env: Mapping[str, str], cwd: Path, log_file: Path) -> list[str]:
+    """Run a command to its end, and return the lines of its log; nothing of it is left if this is interrupted.
+
+    Raises:
+        UserError: it failed; with the end of its log.
+    """
+    process = SupervisedProcess(command, env=env, cwd=cwd, log_file=log_file)
+    try:
+        code = process.wait()
+    except BaseException:
+        process.stop(STOP_S)
+        raise
+    lines = [line for line in log_file.read_text(errors="replace").splitlines() if line.strip()]
+    if code:
+        raise UserError(
+            f"{title} failed ({process.describe_exit()}): {lines[-1] if lines else 'no output'}.",
+            todo="Its last output: " + " | ".join(lines[-5:]),
+        )
+    return lines

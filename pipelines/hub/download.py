@@ -15,8 +15,7 @@ from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.domain.units import show_bytes
-from pipelines.host.files import link_or_copy, parse_json
-from pipelines.host.hashing import FileRecord, sha256_file
+from pipelines.host.files import FileRecord, link_or_copy, parse_json, sha256_file
 from pipelines.hub.faults import HubFile, HubListing, HubSnapshot, HubSource, check_token, explained
 from pipelines.hub.fetch import fetch, missing_bytes, remember_revision
 

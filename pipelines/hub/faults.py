@@ -23,7 +23,7 @@ from huggingface_hub.errors import (
 )
 
 from pipelines.domain.errors import UserError, masked
-from pipelines.host.hashing import FileRecord
+from pipelines.host.files import FileRecord
 
 # Records of the Hub: a repository to download from, its files, and what was downloaded.
 

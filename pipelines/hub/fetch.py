@@ -30,8 +30,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented,
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Advance, Progress
 from pipelines.domain.units import show_bytes
-from pipelines.host.files import write_text
-from pipelines.host.hashing import git_blob_sha1, one_at_a_time, sha256_file
+from pipelines.host.files import git_blob_sha1, one_at_a_time, sha256_file, write_text
 from pipelines.hub.faults import (
     AGAIN,
     CLIENT_ERRORS,

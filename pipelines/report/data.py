@@ -15,7 +15,7 @@ from pipelines.compress.config import ABOUT, SHIPPED
 from pipelines.document.show import NONE
 from pipelines.domain.benchmark import BenchmarkResult, Distribution, LoadPoint, Summary
 from pipelines.domain.summary import RequestTiming
-from pipelines.host.hashing import sha256_file
+from pipelines.host.files import sha256_file
 from pipelines.store.store import canonical, content_digest
 
 BASELINE = "none"

@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 
 from pipelines.domain.benchmark import NO_SLO, Slo
-from pipelines.host.supervised import SupervisedProcess
+from pipelines.host.lifetimes import SupervisedProcess
 from pipelines.serving.command_lines import front_options
 from pipelines.serving.logs import FRONT_STARTED, ServerFailedError, read_log, useful_lines
 from pipelines.serving.ports import answers_200, free_port

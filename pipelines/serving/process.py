@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pipelines.domain.progress import Progress, SilentProgress
-from pipelines.host.supervised import SupervisedProcess
+from pipelines.host.lifetimes import SupervisedProcess
 from pipelines.serving import logs
 from pipelines.serving.command_lines import NVIDIA_FRONTEND, Ranks, nvidia_frontend_command, server_command
 from pipelines.serving.config import ServingSettings

@@ -16,7 +16,7 @@ import yaml
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_seconds
-from pipelines.host.supervised import SupervisedProcess
+from pipelines.host.lifetimes import SupervisedProcess
 from pipelines.serving.config import ServingSettings
 from pipelines.serving.logs import ServerFailedError, read_log, why_ended
 from pipelines.serving.ports import answers_200, choose_ports, get

@@ -1,4 +1,4 @@
-"""Describe the keys of a group of settings: type, allowed values, and the sentence from the class's docstring."""
+"""Describe the keys of a group of settings (type, allowed values, the sentence of its docstring), and complete them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 import inspect
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -14,6 +14,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from pipelines.settings.base import OptionTable
+from pipelines.settings.groups import CONF, config_folders, groups
+from pipelines.settings.plain import KEY, MISSING, parse, unresolved
+from pipelines.settings.project import NotPlainError
 from pipelines.settings.root import Settings
 
 BASIC = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "path", Any: "any value"}
@@ -148,3 +151,90 @@ def _bounds(metadata: Any) -> str:
 def _number(value: float) -> str:
     """Write a limit as it is typed: whole numbers with all their digits."""
     return str(value) if isinstance(value, int) else f"{value:g}"
+
+
+# Complete a command line: groups, choices and keys as Hydra completes them, values by the settings.
+
+LISTS = ","
+PLAIN_WORD = re.compile(rf"({KEY}\.?|)(=[A-Za-z0-9_-]*)?")
+LAUNCHER = "hydra/launcher="
+"""The only choice of a user in the group hydra."""
+
+
+def complete(words: Sequence[str]) -> list[str]:
+    """List candidates for the last word, which may be empty; the words before it are overrides."""
+    *before, word = words
+    head, comma, _ = word.rpartition(LISTS)
+    if comma and "=" in head:  # quant=fp8,in: keep what is left of the comma
+        key, _, value = word.partition("=")
+        done, _, part = value.rpartition(LISTS)
+        return [f"{key}={done},{candidate.partition('=')[2]}" for candidate in _complete(before, f"{key}={part}")]
+    return _complete(before, word)
+
+
+def _complete(before: Sequence[str], word: str) -> list[str]:
+    candidates = plain_candidates(before, word)
+    if candidates is None:
+        from pipelines.settings.by_hydra import hydra_candidates
+
+        candidates = hydra_candidates(before, word)
+    names = {LAUNCHER if each == "hydra" else each for each in (*candidates, *_values(word))}
+    return sorted(each for each in names if each.startswith(word) and not each.startswith("hydra."))
+
+
+def plain_candidates(before: Sequence[str], word: str) -> list[str] | None:
+    """List groups, choices and keys, with their present values; None if Hydra has to be asked."""
+    if not PLAIN_WORD.fullmatch(word):
+        return None
+    key, equals, _ = word.partition("=")
+    try:
+        if equals and (CONF / key).is_dir():
+            parse(before)
+            names = (path.stem for root in config_folders() for path in (root / key).glob("*.yaml"))
+            return sorted(candidate for name in names if (candidate := f"{key}={name}").startswith(word))
+        config = unresolved(before)
+        return _value_of(config, word) if equals else _groups(word) + _key_candidates(config, word)
+    except NotPlainError:
+        return None
+
+
+def _groups(word: str) -> list[str]:
+    return [each for each in (*(f"{name}=" for name in groups()), "hydra") if each.startswith(word)]
+
+
+def _key_candidates(config: Mapping[str, Any], word: str) -> list[str]:
+    """List the keys that begin with a word; those of a group end with a dot."""
+    inside, dot, _ = word.rpartition(".")
+    node = _node(config, inside) if dot else config
+    ends = {key: "." if isinstance(value, dict | list) else "=" for key, value in node.items()}
+    return [candidate for key, end in ends.items() if (candidate := f"{inside}{dot}{key}{end}").startswith(word)]
+
+
+def _value_of(config: Mapping[str, Any], word: str) -> list[str]:
+    """List the current value of a key, unless another value is being typed."""
+    key, _, typed = word.partition("=")
+    inside, _, last = key.rpartition(".")
+    value = _node(config, inside).get(last, {})
+    if typed:
+        return []
+    if isinstance(value, dict | list) or "$" in str(value) or value == MISSING:
+        raise NotPlainError
+    return [] if value is None else [f"{word}{str(value).lower() if isinstance(value, bool) else value}"]
+
+
+def _node(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    node: Any = config
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, dict) else None
+    if not isinstance(node, dict):
+        raise NotPlainError
+    return node
+
+
+def _values(word: str) -> list[str]:
+    """List `key=value` for each value that a key may have."""
+    key, equals, _ = word.partition("=")
+    group = key.partition(".")[0]
+    if not equals or group == key:
+        return []
+    return [f"{key}={value}" for each in keys_of(group) if each.name == key for value in each.choices]

@@ -11,7 +11,7 @@ from pipelines import __version__
 from pipelines.document.show import count
 from pipelines.domain.errors import refuse
 from pipelines.domain.progress import Progress
-from pipelines.host.hashing import sha256_file
+from pipelines.host.files import sha256_file
 from triton_repo.config import TritonSettings
 from triton_repo.parameters import RepositorySpec
 

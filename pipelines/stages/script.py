@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
-from pipelines.host.supervised import run_logged
+from pipelines.host.lifetimes import run_logged
 from pipelines.settings.features import MultimodalSettings, SpeculativeSettings
 
 LOG = "script.log"

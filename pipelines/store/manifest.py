@@ -21,8 +21,7 @@ from typing import Any
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.progress import Advance
 from pipelines.host.files import MANIFEST as MANIFEST
-from pipelines.host.files import write_json
-from pipelines.host.hashing import THREADS, one_at_a_time, sha256_file, sha256_on_disk
+from pipelines.host.files import THREADS, one_at_a_time, sha256_file, sha256_on_disk, write_json
 from pipelines.host.screen import ScreenProgress
 
 CHECKSUM = "checksum"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipelines.host.hashing import FileRecord, sha256_file
+from pipelines.host.files import FileRecord, sha256_file
 
 
 def differing(folder: Path, files: Mapping[str, FileRecord]) -> list[str]:

@@ -24,7 +24,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.engines.registry import OPENVINO
 from pipelines.host.disk import disk_errors
-from pipelines.host.hashing import sha256_file
+from pipelines.host.files import sha256_file
 from pipelines.host.machine import Machine
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.engine_nodes import Node

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.progress import Progress
-from pipelines.host.supervised import run_logged
+from pipelines.host.lifetimes import run_logged
 
 VERSION = "0.11.0"
 """Of tensorrt-edgellm: the exporter, and what builds and serves on the device."""

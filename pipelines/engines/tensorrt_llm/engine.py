@@ -20,7 +20,7 @@ from pipelines.engines.port import BuildLimits, EngineFacts, OnGpu, Session
 from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.engines.tensorrt_llm.folder import PROGRAM, BuildPaths, BuiltOn, command, fit_faults, read_back
 from pipelines.host.files import replacing
-from pipelines.host.supervised import SupervisedProcess
+from pipelines.host.lifetimes import SupervisedProcess
 
 # Parse the log of trtllm-build: its steps, sizes and warnings, and why it failed.
 #

@@ -18,8 +18,7 @@ from pipelines.domain.benchmark import RESULT, BenchmarkResult, Distribution, Lo
 from pipelines.domain.errors import UserError
 from pipelines.domain.summary import SECOND, RequestColumns
 from pipelines.engines.registry import runs_on_cpu
-from pipelines.host.files import parse_json
-from pipelines.host.hashing import sha256_file
+from pipelines.host.files import parse_json, sha256_file
 from pipelines.predict.performance.measured import Measured, MeasuredLevel, Sent, Served, guidellm, is_guidellm
 from pipelines.predict.performance.measured_open import inference_perf, llm_d, sglang, vllm
 from pipelines.predict.performance.measured_tools import aiperf, genai_perf, is_aiperf, trtllm_bench

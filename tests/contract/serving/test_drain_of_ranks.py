@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.deploy.nodes import FILES
-from pipelines.host.supervised import SupervisedProcess
+from pipelines.host.lifetimes import SupervisedProcess
 
 RANK = """
 import os, pathlib, signal, sys, time

@@ -8,7 +8,7 @@ import pytest
 from pipelines.cli.main import candidates, script
 from pipelines.domain.errors import UserError
 from pipelines.settings.by_hydra import hydra_candidates
-from pipelines.settings.complete import plain_candidates
+from pipelines.settings.describe import plain_candidates
 from pipelines.settings.groups import choices
 from tests.conftest import ROOT
 

@@ -10,7 +10,7 @@ import pytest
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.registry import OPENVINO
-from pipelines.host.hashing import sha256_file
+from pipelines.host.files import sha256_file
 from pipelines.plan.checks import Checked, _host_memory
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.memory_checks import two_models

@@ -15,7 +15,7 @@ from pipelines.settings.model import BUNDLED
 from pipelines.store.store import Store
 from pipelines.sweep.cells import cells_of
 from pipelines.sweep.launch import _together
-from pipelines.sweep.smallest import smallest
+from pipelines.sweep.sweep_command import smallest
 from tests.conftest import ROOT
 from tests.unit.core.test_machine import MACHINE, with_gpu
 from tests.unit.core.test_plan_fidelity import ids, model_folder

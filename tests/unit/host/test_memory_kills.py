@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.host.supervised import MemoryKills
+from pipelines.host.lifetimes import MemoryKills
 
 V2 = "low 0\nhigh 0\nmax 7\noom 2\noom_kill {}\noom_group_kill 0\n"
 V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelines.host.supervised import SupervisedProcess
+from pipelines.host.lifetimes import SupervisedProcess
 from tests.conftest import ROOT
 from tests.support.eventually import eventually
 
@@ -102,7 +102,7 @@ def test_an_end_is_described(start: Start, ends: str, said: str) -> None:
 IN_A_SMALL_GROUP = """
 import os, sys
 from pathlib import Path
-from pipelines.host.supervised import SupervisedProcess
+from pipelines.host.lifetimes import SupervisedProcess
 Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
 command = [sys.executable, "-c", "b'x' * (1 << 30)"]
 hungry = SupervisedProcess(command, env=os.environ, cwd=Path.cwd(), log_file=Path("log"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.host.hashing import CHUNK_BYTES, git_blob_sha1, sha256_file
+from pipelines.host.files import CHUNK_BYTES, git_blob_sha1, sha256_file
 
 # Known from the standards: SHA-256 of "abc" (FIPS 180-2), git's empty blob and `echo hello | git hash-object --stdin`.
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

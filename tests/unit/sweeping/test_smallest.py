@@ -15,9 +15,9 @@ from eval.results import RESULT
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.store.store import Store
-from pipelines.sweep import smallest as module
+from pipelines.sweep import sweep_command as module
 from pipelines.sweep.cells import SweepCell
-from pipelines.sweep.smallest import NONE_IS_GO, Tried, grid, search, smallest
+from pipelines.sweep.sweep_command import NONE_IS_GO, Tried, grid, search, smallest
 from tests.support.report_store import commit, evaluation
 
 BOUNDS = grid((QFormat.FP8, QFormat.INT4_AWQ))
