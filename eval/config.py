@@ -42,7 +42,6 @@ class EvalSettings(Group):
         baseline_tp_size: tensor parallel ranks of the baseline, which needs more memory; null is build.tp_size.
         margin_points: loss that is not acceptable, in percentage points of all questions; GO needs a smaller one.
         false_go: highest probability of GO although the loss is the margin or more (and of NO-GO although it is not).
-        power: probability of a verdict that the stated number of further questions is meant for.
         sequential: ask both models in random order, and stop as soon as the verdict is known; null does so for tasks of
             2,000 questions or more, and where max_questions is given. It needs baseline=build.
         max_questions: questions at most, where asking may stop early; null is all.
@@ -53,7 +52,6 @@ class EvalSettings(Group):
             is built then.
         model: name of the model on that server; null is the only one that it lists, or `ensemble` on Triton.
         concurrency: requests that the server is sent at a time.
-        attempts: how often a request is sent while the server refuses it for the moment or does not answer.
         timeout_s: longest wait for one response, seconds.
         path: file with questions of the user's own, for eval=local: .csv, .tsv, .jsonl or .parquet.
         name: of those questions in results, where "(own)" follows; null is the file's.
@@ -79,7 +77,6 @@ class EvalSettings(Group):
     baseline_tp_size: Ranks | None = None
     margin_points: Annotated[float, Field(gt=0, le=50)] = 1.0
     false_go: Annotated[float, Field(ge=0.001, le=0.2)] = 0.05
-    power: Annotated[float, Field(ge=0.5, le=0.99)] = 0.8
     sequential: bool | None = None
     max_questions: Positive | None = None
     judged_together: Annotated[int, Field(ge=1, le=1000)] = 1
@@ -87,7 +84,6 @@ class EvalSettings(Group):
     url: str | None = None
     model: str | None = None
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 8
-    attempts: Annotated[int, Field(ge=1, le=100)] = 6
     timeout_s: Annotated[float, Field(gt=0)] = 300
     path: Path | None = None
     name: Annotated[TaskName, Field(max_length=80)] | None = None  # a bound in the pattern takes 18 ms to compile

@@ -69,7 +69,7 @@ class Criteria:
     @classmethod
     def of(cls, settings: EvalSettings) -> Criteria:
         """Return the criteria that the settings state."""
-        return cls(settings.margin_points, settings.false_go, settings.power)
+        return cls(settings.margin_points, settings.false_go)
 
 
 USUAL = Criteria()

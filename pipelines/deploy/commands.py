@@ -32,8 +32,8 @@ from triton_repo.llmapi import OPTIONS
 QUEUE_METRIC = "triton_queue_ms_per_request"
 WAITING_METRIC = "trtllm_waiting_requests"
 TTFT_METRIC = "trtllm_mean_ttft_ms"
-RATE_WINDOW = "2m"
-"""Window of the rates: eight scrapes of the usual interval, so that a missed one does no harm."""
+SCRAPE_INTERVAL, RATE_WINDOW = "15s", "2m"
+"""Of the metrics; the window of the rates has eight scrapes, so that a missed one does no harm."""
 
 
 def workload_object(deployed: ClusterDeployment, template: Object) -> Object:
@@ -99,7 +99,7 @@ def pod_monitor(deployed: ClusterDeployment) -> Object:
     endpoint = {
         "port": FRONT.removesuffix("_port"),
         "path": deployed.metrics_path,
-        "interval": f"{deployed.settings.scrape_interval_s}s",
+        "interval": SCRAPE_INTERVAL,
     }
     spec = {
         "selector": {"matchLabels": deployed.labels("server")},

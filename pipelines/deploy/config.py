@@ -120,7 +120,6 @@ class ImageSettings(Group):
         pip_config: a pip.conf (a private index with its password); a secret of one build step, stored in no layer.
         dev: whether to install the tools of the tests as well, for `make test-gpu` in the shell.
         no_cache: whether to build every step again.
-        ipc_host: whether to share the host's /dev/shm instead of a separate one of `shm_size`.
         shm_size: of /dev/shm; NCCL and Triton's python backend exchange tensors there.
         network: `host` makes a server in the shell reachable on this machine's loopback.
     """
@@ -138,7 +137,6 @@ class ImageSettings(Group):
     pip_config: Path | None = None
     dev: bool = False
     no_cache: bool = False
-    ipc_host: bool = False
     shm_size: Annotated[str, Field(pattern=r"^[1-9][0-9]*[kmg]$")] = "8g"
     network: Literal["host", "bridge"] = "host"
 
@@ -177,7 +175,6 @@ ObjectName = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")]
 """A Kubernetes name that leaves room for suffixes (63 characters in all)."""
 SecretName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 Gib = Annotated[float, Field(gt=0)]
-Seconds = Annotated[int, Field(ge=0, le=300)]
 SECRET_WORDS = re.compile("token|password|passwd|secret|credential|api_?key", re.IGNORECASE)
 
 
@@ -259,7 +256,6 @@ class ManifestSettings(Group):
         ttft_ms: mean TTFT of a server's streamed answers, above which one is added; None adds none for it.
         slo_percent: share of requests that must meet each limit of benchmark.slo; alerts tell how fast it is missed.
         pod_monitor: write a PodMonitor, and the alerts; needs the Prometheus operator's types in the cluster.
-        scrape_interval_s: between two looks at the metrics.
         storage: where the repository is: a claim, a folder on the node, or an empty folder that `fetch` fills.
         claim: name of an existing claim; None writes one.
         storage_class: of the claim that is written; None is the cluster's default.
@@ -276,9 +272,6 @@ class ManifestSettings(Group):
         node_selector: labels that the nodes must have, besides those that follow from `hardware`.
         extra_resources: further countable devices per pod, e.g. {rdma/ib: 8}.
         runtime_class: e.g. nvidia, if the GPU operator did not make it the default.
-        read_mib_per_s: read speed of the storage; with the repository's size it determines the time to start.
-        pre_stop_s: how long a stopping server still accepts requests, until every proxy knows.
-        mpi_prefix: Open MPI inside the image, for several nodes.
         ssh_secret: Secret with the ssh keys of a group's nodes; None is the deployment's name and -mpi-ssh.
     """
 
@@ -304,7 +297,6 @@ class ManifestSettings(Group):
     ttft_ms: Positive | None = None
     slo_percent: Annotated[float, Field(ge=95, lt=100)] = 99
     pod_monitor: bool = True
-    scrape_interval_s: Positive = 15
     storage: Literal["claim", "host_path", "empty_dir"] = "claim"
     claim: SecretName | None = None
     storage_class: SecretName | None = None
@@ -321,9 +313,6 @@ class ManifestSettings(Group):
     node_selector: dict[str, str] = Field(default_factory=dict)
     extra_resources: dict[str, Positive] = Field(default_factory=dict)
     runtime_class: SecretName | None = None
-    read_mib_per_s: Positive = 200
-    pre_stop_s: Seconds = 5
-    mpi_prefix: Annotated[str, Field(pattern=r"^/")] = "/opt/hpcx/ompi"
     ssh_secret: SecretName | None = None
 
     def object_name(self, label: str, variant: str) -> str:

@@ -115,7 +115,7 @@ def shell_command(
         command += ["--device=nvidia.com/gpu=all"] if tool == "podman" else ["--gpus=all"]
         # Unlimited pinned host memory, and the stack size that CUDA libraries expect (NVIDIA's advice for containers).
         command += ["--ulimit=memlock=-1", "--ulimit=stack=67108864"]
-    command += ["--ipc=host"] if settings.ipc_host else [f"--shm-size={settings.shm_size}"]
+    command.append(f"--shm-size={settings.shm_size}")
     command += [f"--network={settings.network}", f"--user={places.user}"]
     if tool == "podman":  # rootless: keep the user id, and leave the SELinux labels of the mounts alone
         command += ["--userns=keep-id", "--security-opt=label=disable"]

@@ -186,6 +186,10 @@ GPU_SHM_BYTES = GIB
 """Per GPU: NCCL's buffers between processes, and those of the Python backend (assumed)."""
 START_BASE_S = 120
 """From the container's start to the first byte of the engine, including CUDA and the Python models (assumed)."""
+READ_BYTES_PER_S = 200 * MIB
+"""Read speed of the storage (assumed); what is slower needs a longer `serving.startup_timeout_s`."""
+PRE_STOP_S = 5
+"""How long a stopping server still accepts requests, until every proxy knows."""
 PROBE_S = 10
 LONGEST_POLICY_S, LONGEST_WINDOW_S = 1800, 3600
 """Upper bound of Kubernetes for the behaviour of an HPA."""
@@ -239,7 +243,7 @@ def sizes(served: RepositoryFacts, settings: ManifestSettings, serving: ServingS
     else:
         memory = CPU_PROGRAMS_BYTES + 2 * served.engine_bytes + served.kv_bytes
     memory = settings.memory_gib * GIB if settings.memory_gib else memory + shm
-    startup = START_BASE_S + math.ceil(served.size_bytes / (settings.read_mib_per_s * MIB))
+    startup = START_BASE_S + math.ceil(served.size_bytes / READ_BYTES_PER_S)
     if settings.fetch.words is not None:
         startup *= 2  # not in the same container, but the HPA waits for both
     startup = math.ceil(startup / PROBE_S) * PROBE_S
@@ -252,6 +256,6 @@ def sizes(served: RepositoryFacts, settings: ManifestSettings, serving: ServingS
         startup_s=startup,
         startup_limit_s=limit,
         drain_s=drain,
-        grace_s=settings.pre_stop_s + drain + math.ceil(EXIT_GRACE_S) + 5,
+        grace_s=PRE_STOP_S + drain + math.ceil(EXIT_GRACE_S) + 5,
         claim_gib=math.ceil(1.2 * served.size_bytes / GIB),
     )

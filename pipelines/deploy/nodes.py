@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pipelines.deploy.facts import PRE_STOP_S
 from pipelines.deploy.pods import (
     FRONT,
     IMAGE,
@@ -27,6 +28,8 @@ from pipelines.serving.command_lines import Ranks, front_options, server_command
 FRONT_MEMORY = "1Gi"  # assumed: the process takes 150 MiB and holds up to 16 of the longest bodies
 SSH_PORT = 2222
 """Above 1024, so that an unprivileged user may listen on it."""
+MPIRUN = "/opt/hpcx/ompi/bin/mpirun"
+"""Open MPI inside NVIDIA's image."""
 CONFIG, KEYS = "/etc/pipelines/mpi", "/etc/pipelines/ssh"
 FILES = Path(__file__).with_name("mpi")
 """ssh_config, sshd_config, wait.sh and drain.sh, which the overlay includes."""
@@ -80,7 +83,7 @@ def mpirun_command(deployed: ClusterDeployment) -> list[str]:
     for word in launch.command[launch.command.index("-n") :]:
         ranks += [*each, word] if word == "tritonserver" else [word]
     return [
-        f"{deployed.settings.mpi_prefix}/bin/mpirun",  # the absolute path tells the other nodes where Open MPI is
+        MPIRUN,  # the absolute path tells the other nodes where Open MPI is
         "--host", slots,
         "--map-by", "slot",
         "--bind-to", "none",
@@ -92,7 +95,7 @@ def mpirun_command(deployed: ClusterDeployment) -> list[str]:
 
 def _leader(deployed: ClusterDeployment) -> Object:
     main = server_container(deployed)
-    drain = ["/bin/bash", f"{CONFIG}/drain.sh", str(deployed.settings.pre_stop_s), str(deployed.sizes.drain_s)]
+    drain = ["/bin/bash", f"{CONFIG}/drain.sh", str(PRE_STOP_S), str(deployed.sizes.drain_s)]
     del main["ports"]  # those of the service in front
     main |= {"command": mpirun_command(deployed), "lifecycle": {"preStop": {"exec": {"command": drain}}}}
     main["env"] = [*_identity(), *main["env"]]
@@ -126,14 +129,14 @@ def _front(deployed: ClusterDeployment) -> Object:
         "env": [*made["env"], *key_variable(deployed)],
         "ports": container_ports(deployed),
         "resources": {"requests": small, "limits": {"memory": FRONT_MEMORY}},
-        "lifecycle": stop_later(deployed),
+        "lifecycle": stop_later(),
     }
 
 
 def _worker(deployed: ClusterDeployment) -> Object:
     main = container(deployed, "worker")
     # Its ranks end with the leader's; until then the node must stay.
-    stay = deployed.settings.pre_stop_s + deployed.sizes.drain_s
+    stay = PRE_STOP_S + deployed.sizes.drain_s
     main |= {
         "command": ["/usr/sbin/sshd", "-D", "-e", "-f", f"{CONFIG}/sshd_config"],
         "ports": [{"name": "ssh", "containerPort": SSH_PORT}],

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipelines import __version__
 from pipelines.deploy.config import ClusterSettings, ImageSettings, ManifestSettings
-from pipelines.deploy.facts import PROBE_S, RepositoryFacts, Sizes, sizes
+from pipelines.deploy.facts import PRE_STOP_S, PROBE_S, RepositoryFacts, Sizes, sizes
 from pipelines.domain.benchmark import NO_SLO, Slo
 from pipelines.engines.tensorrt_llm.llm_api import merged
 from pipelines.serving.config import API_KEY, ServingSettings
@@ -271,7 +271,7 @@ def server_container(deployed: ClusterDeployment) -> Object:
         "startupProbe": _probe(ready, port, PROBE_S, failures=deployed.sizes.startup_limit_s // PROBE_S),
         "readinessProbe": _probe(ready, port, 5, failures=3),
         "livenessProbe": _probe(live, port, PROBE_S, failures=6),
-        "lifecycle": stop_later(deployed),
+        "lifecycle": stop_later(),
     }
 
 
@@ -288,9 +288,9 @@ def container_ports(deployed: ClusterDeployment) -> list[Object]:
     return [{"name": key.removesuffix("_port"), "containerPort": port} for key, port in deployed.exposed.items()]
 
 
-def stop_later(deployed: ClusterDeployment) -> Object:
+def stop_later() -> Object:
     """Wait until proxies have stopped sending while the server still accepts requests; only then SIGTERM drains it."""
-    return {"preStop": {"exec": {"command": ["sleep", str(deployed.settings.pre_stop_s)]}}}
+    return {"preStop": {"exec": {"command": ["sleep", str(PRE_STOP_S)]}}}
 
 
 def container(deployed: ClusterDeployment, name: str) -> Object:

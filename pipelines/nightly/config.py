@@ -99,7 +99,6 @@ class NightlySettings(Group):
         history: folder of the history.
         timeout_s: a cell that takes longer is stopped and counts as failed.
         window: how many earlier nights are considered at most.
-        least: how many earlier nights are needed to know the noise.
         false_alarms: probability that a run reports a regression although nothing changed.
         confirmations: times a cell that looks worse is measured again; the median of all counts.
         issue: Markdown file for an issue, written after a bad night and removed after a good one; a webhook in the
@@ -118,7 +117,6 @@ class NightlySettings(Group):
     history: Path
     timeout_s: Annotated[float, Field(gt=0)] = 14400
     window: Annotated[int, Field(ge=4)] = 20
-    least: Annotated[int, Field(ge=4)] = 4
     false_alarms: Share = 0.05
     confirmations: Annotated[int, Field(ge=0)] = 2
     issue: Path | None = None
@@ -140,8 +138,6 @@ class NightlySettings(Group):
     def _fits_together(self) -> NightlySettings:
         if empty := [axis for axis, values in self.matrix.items() if not values]:
             raise ValueError(f"has matrix.{empty[0]}=[], which is no cell; give at least one value")
-        if self.least > self.window:
-            raise ValueError(f"has least={self.least}, more than window={self.window}")
         for cell in self.cells:
             if unknown := [axis for axis in cell.when if axis not in self.matrix]:
                 raise ValueError(f"has cells.when '{unknown[0]}', which is no axis; axes are {', '.join(self.matrix)}")

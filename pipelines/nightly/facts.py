@@ -35,7 +35,7 @@ NOT_DECIDING = (
 """Groups of settings that do not affect results."""
 LOADS = ("benchmark.concurrency", "benchmark.request_rate")
 """The load is part of a metric's name, so that adding a load keeps the series of the others."""
-CRITERIA = ("eval.margin_points", "eval.false_go", "eval.power")
+CRITERIA = ("eval.margin_points", "eval.false_go")
 """How an accuracy is judged, which is not part of the measurement."""
 PLACES = ("eval.dataset_path", "workload.trace", "benchmark.url", "benchmark.metrics_url")
 Artifacts = Mapping[str, Path]

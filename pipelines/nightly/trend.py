@@ -13,7 +13,7 @@ from pipelines.domain.metrics import NIGHTLY_TABLE, TRENDS
 from pipelines.nightly.accuracy import Record, limit_verdict, measured_loss, named, scale, shown, title
 from pipelines.nightly.config import NightlySettings
 from pipelines.nightly.sentences import History, HistoryContents, by_reason, causes, headline
-from pipelines.nightly.verdict import NightVerdict, Series
+from pipelines.nightly.verdict import LEAST_NIGHTS, NightVerdict, Series
 
 if TYPE_CHECKING:
     from pipelines.document.canvas import Axes, Drawing
@@ -288,7 +288,7 @@ def _method(settings: NightlySettings, verdict: NightVerdict) -> tuple[tuple[str
         ("compared", "Only with nights of the same cell, machine class and protocol."),
         (
             "noise",
-            f"Student's t of logarithms over the last {settings.window} nights, at least {settings.least}. All "
+            f"Student's t of logarithms over the last {settings.window} nights, at least {LEAST_NIGHTS}. All "
             f"{verdict.questions} comparisons of this run together report an unchanged system as worse in "
             f"{100 * settings.false_alarms:g} % of runs. A cell that looks worse is measured up to "
             f"{settings.confirmations} times more, and the median counts.",

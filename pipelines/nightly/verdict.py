@@ -38,6 +38,8 @@ from pipelines.nightly.config import ExpectSettings, NightlySettings
 # repaired or accepted. After a lasting gain only the nights since then count, so losing the gain is found.
 
 SHIFT_NIGHTS = 4
+LEAST_NIGHTS = 4
+"""How many earlier nights are needed; with fewer, the noise is unknown."""
 State = Literal["learning", "level", "worse", "better", "no value"]
 
 
@@ -50,14 +52,12 @@ class ChangeRule:
         floor: relative change that never counts, e.g. 0.05.
         chance: probability that one test of an unchanged series says "worse".
         window: how many earlier nights are considered at most.
-        least: how many earlier nights are needed; with fewer, the noise is unknown.
     """
 
     higher_is_better: bool
     floor: float
     chance: float
     window: int
-    least: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def _judge(
     """Return (state, first night of the change or tonight, centre, limit of a single night)."""
     night = recent[-1]
     values = [value for i in good if (value := badness[i]) is not None]
-    if len(values) < rule.least:
+    if len(values) < LEAST_NIGHTS:
         return "learning", night, None, 0.0
     centre = statistics.median(values)
     jump = _limit(values, 1, rule)
@@ -128,7 +128,7 @@ def _judge(
     older = [value for i in good if i not in recent and (value := badness[i]) is not None]
     if away[-1] > jump:
         return "worse", night, centre, jump
-    if len(recent) == SHIFT_NIGHTS and len(older) >= rule.least:
+    if len(recent) == SHIFT_NIGHTS and len(older) >= LEAST_NIGHTS:
         middle, shift = statistics.median(older), _limit(older, SHIFT_NIGHTS, rule)
         away = [value + centre - middle for value in away]
         if statistics.fmean(away) > shift and min(away) > shift / 2:
@@ -260,7 +260,7 @@ def judge_series(nights: Sequence[Record], metric: str, settings: NightlySetting
     """Judge every night of one metric of one cell."""
     base = base_name(metric)
     floor = settings.expect.floor_percent[base] / 100
-    rule = ChangeRule(higher_is_better(base), floor, chance, settings.window, settings.least)
+    rule = ChangeRule(higher_is_better(base), floor, chance, settings.window)
     values = tuple(night.metrics.get(metric) for night in nights)
     restarts = restarts_of(nights, metric, settings.expect)
     return Series(nights[-1].cell, metric, tuple(nights), values, tuple(replay(values, rule, restarts)))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field
 
 from pipelines.settings.base import Group
 
@@ -20,8 +17,6 @@ class DiagnoseSettings(Group):
         repository: Triton repository of that engine, which is served to be asked.
         simulate: calibrate ModelOpt's simulation again, to tell whether a fault was there before the export.
         serve: start a server on the repository; false leaves out what is served, unless eval.url names a server.
-        seed: of the prompts; the same seed chooses the same ones.
-        new_tokens: tokens of an answer.
     """
 
     checkpoint: Path | None = None
@@ -29,8 +24,6 @@ class DiagnoseSettings(Group):
     repository: Path | None = None
     simulate: bool = True
     serve: bool = True
-    seed: Annotated[int, Field(ge=0)] = 1
-    new_tokens: Annotated[int, Field(ge=4, le=256)] = 24
 
     @property
     def given(self) -> dict[str, Path]:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from eval.diagnose.servers import Servers
 
 
+ITEMS = {"seed": 1, "new_tokens": 24}
+"""Which prompts are drawn, and the tokens of each answer."""
+
+
 @dataclass(frozen=True)
 class Diagnose:
     """Model, calibration text, checkpoint, engine and repository in, as far as they exist; `diagnosis.json` out.
@@ -29,7 +33,7 @@ class Diagnose:
     What runs on a server is not known from its files alone, so a diagnosis is made anew every time.
 
     Attributes:
-        asked: seed and length of the answers.
+        asked: what is left out.
         quantize: what the checkpoint was made with; None if it was given.
         url: server that runs already, OpenAI-compatible or grpc:// of Triton; None without.
         served_model: its name there.
@@ -60,7 +64,8 @@ class Diagnose:
     def identity(self) -> dict[str, Any]:
         """Return what is asked, and of whom."""
         return {
-            **self.asked.model_dump(include={"seed", "new_tokens", "serve", "simulate"}),
+            **ITEMS,
+            **self.asked.model_dump(include={"serve", "simulate"}),
             "engine": self.engine,
             "options": all_options(self.options),
             "url": self.url,
@@ -98,8 +103,7 @@ class Diagnose:
             deployment,
             model=self.model,
             variant=self.variant,
-            seed=self.asked.seed,
-            new_tokens=self.asked.new_tokens,
+            **ITEMS,
             progress=progress,
         )
         result.save(out_dir / result.FILE)

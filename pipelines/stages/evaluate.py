@@ -317,7 +317,7 @@ def server_of(settings: EvalSettings, identity: Mapping[str, Any], place: Path, 
         progress.note(f"{len(answers):,} answers of a run that was stopped are taken from {answers.path}")
     client = TritonGrpc if settings.asks_triton else OpenAiServer
     server = client(
-        str(settings.url), settings.model or "", answers, settings.concurrency, settings.attempts, settings.timeout_s
+        str(settings.url), settings.model or "", answers, settings.concurrency, timeout_s=settings.timeout_s
     )
     server.choose_model()
     return server

@@ -27,7 +27,7 @@ from pipelines.store.store import Store, recover
 from pipelines.sweep.cells import SweepCell
 from pipelines.sweep.launch import run_cells
 
-CRITERIA = ("eval.baseline=", "eval.margin_points=", "eval.false_go=", "eval.power=")
+CRITERIA = ("eval.baseline=", "eval.margin_points=", "eval.false_go=")
 """Overrides that say what a table compares with, and when a loss is acceptable."""
 
 

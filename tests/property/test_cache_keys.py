@@ -202,11 +202,9 @@ MUST_RERUN = {
     "eval.url": ("http://127.0.0.1:9/v1", NOTHING),  # a server that runs is asked by a stage of its own
     "eval.model": (None, NOTHING),
     "eval.concurrency": (2, NOTHING),
-    "eval.attempts": (3, NOTHING),
     "eval.timeout_s": (30.0, NOTHING),
     "eval.margin_points": (2.0, NOTHING),
     "eval.false_go": (0.01, NOTHING),
-    "eval.power": (0.9, NOTHING),
     "eval.sequential": (True, EVALUATE),
     "eval.max_questions": (100, EVALUATE),  # implies sequential
     "eval.judged_together": (3, NOTHING),  # see below for an evaluation that stops early
@@ -225,8 +223,6 @@ MUST_RERUN = {
     "diagnose.repository": (Path("/repository"), NOTHING),
     "diagnose.simulate": (False, NOTHING),
     "diagnose.serve": (False, NOTHING),
-    "diagnose.seed": (2, NOTHING),
-    "diagnose.new_tokens": (8, NOTHING),
     "doctor.format": ("json", NOTHING),
     "doctor.timeout_s": (0.5, NOTHING),
     "doctor.kubeconfig": ("pyproject.toml", NOTHING),
@@ -300,7 +296,6 @@ def test_a_changed_setting_reruns_exactly_these_stages(start, subtests):
         ("eval.judged_together", 3, {"evaluate"}),
         ("eval.max_questions", 100, {"evaluate"}),
         ("eval.limit", 10, {"evaluate"}),
-        ("eval.power", 0.9, NOTHING),
     ],
 )
 def test_what_decides_when_asking_stops_asks_again(start, key, value, expected):

@@ -12,7 +12,7 @@ from pipelines.nightly.verdict import ChangeRule, replay
 
 pytestmark = pytest.mark.thorough
 
-RATE = ChangeRule(higher_is_better=True, floor=0.05, chance=0.05 / 200, window=20, least=4)
+RATE = ChangeRule(higher_is_better=True, floor=0.05, chance=0.05 / 200, window=20)
 """As in a run of 100 series with two questions each."""
 
 positive = st.floats(min_value=1e-3, max_value=1e6)
@@ -118,7 +118,7 @@ def test_units_do_not_matter(seed, power):
 def test_a_rate_and_its_time_are_judged_alike(seed):
     values = rates(random.Random(seed), 0.05, 15, 0.2, 3)
     times = [1 / value for value in values]
-    other = ChangeRule(False, RATE.floor, RATE.chance, RATE.window, RATE.least)
+    other = ChangeRule(False, RATE.floor, RATE.chance, RATE.window)
     assert [j.state for j in replay(values, RATE)] == [j.state for j in replay(times, other)]
 
 

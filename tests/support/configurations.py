@@ -343,7 +343,6 @@ ONLY: dict[str, tuple[str, ...]] = {
     "triton.guided_decoding_backend": ("null",),
     "triton.sink_token_length": ("null",),  # goes only with a window
     "triton.decoding_mode": ("null", "top_k", "top_p", "top_k_top_p"),
-    "nightly.least": ("4", "20"),
     "calibration.source": ("bundled",),
     "benchmark.duration_s": ("5", "60"),  # null needs benchmark.num_requests
     "eval.baseline": ("build", "hugging_face", "skip"),

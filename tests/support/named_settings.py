@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from pipelines.cli.commands import COMMANDS, PROGRAM
 from pipelines.settings.base import OptionTable
-from pipelines.settings.by_hydra import RENAMED
+from pipelines.settings.by_hydra import REMOVED, RENAMED
 from pipelines.settings.describe import keys_of
 from pipelines.settings.groups import CONF, choices, groups
 from pipelines.settings.root import Settings
@@ -190,7 +190,7 @@ def _unknown_key(key: str) -> Iterator[tuple[str, str]]:
         if re.search(rf"[{GAP}‹›<>]", parts[at - 1]) or ".".join([*parts[: at - 1], "*"]) in known_keys():
             return
         if start not in known_keys():
-            if key not in {*RENAMED, *EXAMPLES}:
+            if key not in {*RENAMED, *REMOVED, *EXAMPLES}:
                 yield key, _nearest(key, known_keys())
             return
 

@@ -72,7 +72,7 @@ def test_a_benchmark_starts_it_and_measures_it_over_http(measured):
     assert "max_batch_size" in log.with_suffix(".yaml").read_text()
 
 
-ASKED = ["eval=mini_answers", "eval.limit=1", "eval.attempts=1"]
+ASKED = ["eval=mini_answers", "eval.limit=1"]
 
 
 @pytest.mark.thorough  # three commands with lm-eval

@@ -94,7 +94,6 @@ def test_no_number_is_absurd(whole, value):
         ("eval.margin_points=0", r"eval\.margin_points='0' is not valid: input should be greater than 0"),
         ("eval.margin_points=50.5", r"eval\.margin_points='50\.5' is not valid: .*less than or equal to 50"),
         ("eval.false_go=0.3", r"eval\.false_go='0\.3' is not valid: .*less than or equal to 0\.2"),
-        ("eval.power=0.2", r"eval\.power='0\.2' is not valid: .*greater than or equal to 0\.5"),
         ("eval.dataset=/etc/passwd", r"eval\.dataset '/etc/passwd' is not a name on the Hub"),
     ],
 )

@@ -281,7 +281,7 @@ def test_sizes_follow_from_the_repository_on_a_cpu():
 
 
 def test_what_is_given_is_not_computed():
-    given = ManifestSettings(cpus=3, memory_gib=1.5, shm_gib=0.5, read_mib_per_s=1024, pre_stop_s=0)
+    given = ManifestSettings(cpus=3, memory_gib=1.5, shm_gib=0.5)
     made = sizes(served(True, 100), given, ServingSettings(drain_timeout_s=100))
     assert (made.cpus, made.memory_mib, made.shm_mib, made.startup_s, made.grace_s) == (3, 1536, 512, 220, 115)
 
@@ -298,13 +298,13 @@ def test_the_server_may_take_as_long_to_start_as_the_probe_waits(tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_draining_fits_into_the_grace_period(kind, tmp_path):
-    for name, template in templates(built(tmp_path, kind, {"drain_timeout_s": 90}, pre_stop_s=7)).items():
+    for name, template in templates(built(tmp_path, kind, {"drain_timeout_s": 90})).items():
         command = container(template)["lifecycle"]["preStop"]["exec"]["command"]
         if kind == "multinode" and name == "server":
-            assert command == ["/bin/bash", "/etc/pipelines/mpi/drain.sh", "7", "90"]
+            assert command == ["/bin/bash", "/etc/pipelines/mpi/drain.sh", "5", "90"]
         else:
-            assert command == ["sleep", "7" if name == "server" else "97"]  # workers stay until the leader is done
-        assert template["spec"]["terminationGracePeriodSeconds"] >= 7 + 90 + 10
+            assert command == ["sleep", "5" if name == "server" else "95"]  # workers stay until the leader is done
+        assert template["spec"]["terminationGracePeriodSeconds"] >= 5 + 90 + 10
 
 
 def test_the_hpa_scales_what_was_written_on_metrics_that_the_adapter_makes(tmp_path):

@@ -2,8 +2,8 @@
 
 from pipelines.nightly.verdict import SHIFT_NIGHTS, ChangeRule, quantile, replay
 
-RATE = ChangeRule(higher_is_better=True, floor=0.05, chance=0.001, window=20, least=4)
-LATENCY = ChangeRule(higher_is_better=False, floor=0.05, chance=0.001, window=20, least=4)
+RATE = ChangeRule(higher_is_better=True, floor=0.05, chance=0.001, window=20)
+LATENCY = ChangeRule(higher_is_better=False, floor=0.05, chance=0.001, window=20)
 QUIET = [1000.0, 1004.0, 998.0, 1001.0, 999.0, 1002.0, 997.0, 1000.0]
 
 

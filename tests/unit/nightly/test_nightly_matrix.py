@@ -58,7 +58,6 @@ def test_a_word_that_is_no_override():
         ("nightly=gpuu", r"nightly=gpuu is not known.*Did you mean 'gpu'"),
         ("nightly.windwo=3", r"'nightly\.windwo' is not a known setting"),
         ("nightly.window=2", r"nightly\.window='2' is not valid.*greater than or equal to 4"),
-        ("nightly.least=21", r"least=21, more than window=20"),
         ("nightly.matrix.quant=[]", r"matrix\.quant=\[\], which is no cell"),
         ("nightly.cells=[{when:{qant:fp8},set:[]}]", r"'qant', which is no axis; axes are model, quant, workload"),
         ("nightly.expect.accepted=[{cell:a,metric:b,since:soon,reason:c}]", r"since='soon' is not valid"),
