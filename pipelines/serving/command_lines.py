@@ -21,7 +21,6 @@ from pipelines.serving.config import ServingSettings
 RESTRICTING_FLAGS = ("--http-restricted-api", "--grpc-restricted-protocol")
 CLOSED_TO_STRANGERS = "shared-memory,model-repository,trace,logging"
 HERE = Path()
-NVIDIA_FRONTEND = Path("/opt/tritonserver/python/openai/openai_frontend/main.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,33 +86,6 @@ def server_command(
         own = verbose if rank == 0 else engine_only
         command += ["-n", "1", str(binary), *common, f"{shm}{rank}_", *own, ":"]
     return Launch(tuple(command), {})
-
-
-def nvidia_frontend_command(
-    settings: ServingSettings,
-    ports: Mapping[str, int],
-    *,
-    tokenizer: Path,
-    main: Path = NVIDIA_FRONTEND,
-) -> Launch:
-    """Return the command that starts NVIDIA's own OpenAI frontend, which is tritonserver and frontend in one process.
-
-    For TensorRT-LLM it needs orchestrator mode. It runs with the container's python3, not this project's.
-    """
-    command = [
-        "python3", str(main),
-        f"--model-repository={HERE}",
-        f"--tokenizer={tokenizer}",
-        "--backend=tensorrtllm",
-        f"--host={settings.host}",
-        f"--openai-port={ports['openai_port']}",
-        *([f"--chat-template={settings.chat_template}"] if settings.chat_template else []),
-        "--enable-kserve-frontends",
-        f"--kserve-http-port={ports['http_port']}",
-        f"--kserve-grpc-port={ports['grpc_port']}",
-        f"--tritonserver-log-verbose-level={settings.log_verbose}",
-    ]  # fmt: skip
-    return Launch(tuple(command), {"TRTLLM_ORCHESTRATOR": "1"})
 
 
 def front_options(settings: ServingSettings, slo: Slo = NO_SLO) -> list[str]:

@@ -146,7 +146,7 @@ def serve(
             stack.enter_context(log_shown(server.log_file))
         stack.enter_context(server)
         frontend = None
-        if settings.front and not server.nvidia_frontend:
+        if settings.front:
             frontend = stack.enter_context(OpenAiFrontend(server, slo))
         if not settings.loopback:
             _say_exposure(server)
@@ -255,7 +255,7 @@ def _say_where(server: TritonServer, seconds: float, prompt: str) -> None:
         text = json.dumps(prompt)
         say(f"\n{TRITON_PYTHON.format(python=python, grpc_url=server.grpc_url, model=TEXT_MODEL, prompt=text)}")
     if server.settings.front:
-        _say_completion(server.openai_url, server.openai_model, prompt, asks_key=server.settings.api_key)
+        _say_completion(server.openai_url, server.repository.label, prompt, asks_key=server.settings.api_key)
     else:
         say()
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.host.lifetimes import SupervisedProcess
 from pipelines.serving import logs
-from pipelines.serving.command_lines import NVIDIA_FRONTEND, Ranks, nvidia_frontend_command, server_command
+from pipelines.serving.command_lines import Ranks, server_command
 from pipelines.serving.config import ServingSettings
 from pipelines.serving.locate import backend_directory, locate
 from pipelines.serving.logs import (
@@ -29,7 +29,7 @@ from pipelines.serving.logs import (
     why_not_started,
 )
 from pipelines.serving.ports import answers_200, choose_ports, get
-from pipelines.serving.repository import TEXT_MODEL, ModelRepository, read_repository, refuse_elsewhere
+from pipelines.serving.repository import ModelRepository, read_repository, refuse_elsewhere
 
 ATTEMPTS = 3  # attempts, if a free port is taken before the server binds it, or the server crashes by chance
 POLL_S = 0.05
@@ -51,7 +51,6 @@ class TritonServer:
         ports: http_port, grpc_port, metrics_port (and openai_port when a service runs in front).
         log_file: everything the server and its models print.
         log_is_temporary: whether the log is removed if all went well.
-        nvidia_frontend: whether this is NVIDIA's OpenAI frontend, which has tritonserver inside.
         restarts: how often it was started again; models show it as a metric (`RESTARTS_VARIABLE`).
     """
 
@@ -75,11 +74,6 @@ class TritonServer:
         """
         self.repository: ModelRepository = read_repository(repository)
         self.settings = settings
-        here = (
-            settings.loopback
-        )  # NVIDIA's frontend also opens tritonserver's own ports, so it is for this machine only; it asks for no key
-        asks = settings.openai and here and not settings.api_key
-        self.nvidia_frontend = asks and self.repository.gpu and NVIDIA_FRONTEND.is_file()
         self.host = settings.local_host
         self.ports: dict[str, int] = {}
         self.restarts = 0
@@ -108,21 +102,12 @@ class TritonServer:
     @property
     def metrics_url(self) -> str:
         """http://127.0.0.1:8002/metrics."""
-        return f"http://{self.host}:{self._metrics_port}/metrics"
-
-    @property
-    def _metrics_port(self) -> int:
-        return self.ports["openai_port" if self.nvidia_frontend else "metrics_port"]
+        return f"http://{self.host}:{self.ports['metrics_port']}/metrics"
 
     @property
     def openai_url(self) -> str:
         """http://127.0.0.1:9000/v1, the form OpenAI's clients take as base_url."""
         return f"http://{self.settings.front_host}:{self.ports['openai_port']}/v1"
-
-    @property
-    def openai_model(self) -> str:
-        """Model name for OpenAI's clients: the repository's label; NVIDIA's frontend only knows Triton's names."""
-        return TEXT_MODEL if self.nvidia_frontend else self.repository.label
 
     @property
     def pid(self) -> int:
@@ -212,7 +197,7 @@ class TritonServer:
 
     def _requests(self) -> float | None:
         """Return how many requests the engine has, or None if it does not say."""
-        answer = get(self.host, self._metrics_port, "/metrics")
+        answer = get(self.host, self.ports["metrics_port"], "/metrics")
         numbers = [float(number) for number in REQUESTS.findall(answer[1] if answer else "")]
         return sum(numbers) if numbers else None
 
@@ -253,17 +238,14 @@ class TritonServer:
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
         self._shm_prefix = own_prefix(next(_number))
-        if self.nvidia_frontend:
-            launch = nvidia_frontend_command(self.settings, self.ports, tokenizer=self.repository.tokenizer)
-        else:
-            launch = server_command(
-                located.binary,
-                self.settings,
-                self.ports,
-                shm_prefix=self._shm_prefix,
-                backends=backend_directory(located.wheel) if located.wheel else None,
-                ranks=Ranks(self.repository.world_size, self.settings.multi_gpu),
-            )
+        launch = server_command(
+            located.binary,
+            self.settings,
+            self.ports,
+            shm_prefix=self._shm_prefix,
+            backends=backend_directory(located.wheel) if located.wheel else None,
+            ranks=Ranks(self.repository.world_size, self.settings.multi_gpu),
+        )
         self._process = SupervisedProcess(
             launch.command,
             env={**os.environ, **located.env, **launch.env, RESTARTS_VARIABLE: str(self.restarts)},
@@ -301,7 +283,7 @@ class TritonServer:
         The metrics service starts last, and a service whose port is taken ends the server a moment after it reported
         its start; hence the second check.
         """
-        started = self.nvidia_frontend or any(logs.METRICS_STARTED.search(line) for line in lines)
+        started = any(logs.METRICS_STARTED.search(line) for line in lines)
         if not (started and answers_200(self.host, self.ports["http_port"], "/v2/health/ready")):
             return False
         return self._running.wait(POLL_S) is None and logs.taken_port(self.log_lines()) is None

@@ -155,4 +155,4 @@ class Diagnose:
         settings = self.serving.model_copy(update={"openai": True, "api_key": False})
         server = stack.enter_context(logged_server(inputs["repository"], settings, self.logs, progress))
         stack.enter_context(OpenAiFrontend(server))
-        return Servers(server.grpc_url, server.openai_url, server.openai_model)
+        return Servers(server.grpc_url, server.openai_url, server.repository.label)

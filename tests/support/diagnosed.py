@@ -135,7 +135,7 @@ class Places:
         def serve(stack: ExitStack) -> Servers:
             server = stack.enter_context(TritonServer(repository, settings, log_file=log))
             stack.enter_context(OpenAiFrontend(server))
-            return Servers(server.grpc_url, server.openai_url, server.openai_model)
+            return Servers(server.grpc_url, server.openai_url, server.repository.label)
 
         return serve
 

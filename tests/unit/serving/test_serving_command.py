@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.serving.command_lines import Ranks, nvidia_frontend_command, server_command
+from pipelines.serving.command_lines import Ranks, server_command
 from pipelines.serving.config import ServingSettings
 
 PORTS = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002, "openai_port": 9000}
@@ -108,22 +108,3 @@ def test_off_loopback_the_dangerous_endpoints_need_a_key_that_nobody_has(flag: s
     assert first.startswith(f"{flag}=shared-memory,model-repository,trace,logging:admin-key=")
     assert first != second
     assert not any(part.startswith(flag) for part in command(host="127.0.0.2"))
-
-
-def test_nvidias_frontend_runs_in_orchestrator_mode_on_our_address() -> None:
-    """Its own default would be every network."""
-    launch = nvidia_frontend_command(ServingSettings(), PORTS, tokenizer=Path("/models/tok"))
-    assert list(launch.command) == [
-        "python3",
-        "/opt/tritonserver/python/openai/openai_frontend/main.py",
-        "--model-repository=.",
-        "--tokenizer=/models/tok",
-        "--backend=tensorrtllm",
-        "--host=127.0.0.1",
-        "--openai-port=9000",
-        "--enable-kserve-frontends",
-        "--kserve-http-port=8000",
-        "--kserve-grpc-port=8001",
-        "--tritonserver-log-verbose-level=0",
-    ]
-    assert launch.env == {"TRTLLM_ORCHESTRATOR": "1"}
