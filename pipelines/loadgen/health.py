@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from itertools import chain
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import psutil
 
 from pipelines.domain.benchmark import ClientHealth, Slo, Summary
 from pipelines.domain.summary import RECORD_FIELDS, SECOND, RequestColumns, RequestTiming, Window, ordered, percentile
+from pipelines.host.lifetimes import repeated
 
 if TYPE_CHECKING:
     from pipelines.loadgen.request_stream import ClientReport
@@ -323,28 +323,23 @@ def read_metrics(text: str) -> dict[str, float]:
 
 
 class MetricsWatch:
-    """Samples the page in its own thread inside a `with` block."""
+    """Samples the page while a level runs."""
 
     def __init__(self, url: str | None) -> None:
         self._url = url
         self._samples: list[dict[str, float]] = []
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
         self.fault = ""
         """Why there are no values, for messages."""
 
-    def __enter__(self) -> MetricsWatch:
-        if self._url is not None:
-            self._thread = threading.Thread(target=self._watch, daemon=True)
-            self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join(5)
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Read the page before the block, every second of it, and after it."""
+        if self._url is None:
+            yield
+            return
+        self._sample()
+        with repeated(self._sample, _PERIOD_S, "metrics"):
+            yield
 
     def summary(self) -> dict[str, Any]:
         """Return mean and maximum of every gauge over the samples, and the number of samples."""
@@ -366,14 +361,9 @@ class MetricsWatch:
                 return max(last[name] - first[name], 0.0) * tokens
         return None
 
-    def _watch(self) -> None:
-        over = False
-        while True:
-            try:
-                with urllib.request.urlopen(str(self._url), timeout=5) as page:
-                    self._samples.append(read_metrics(page.read().decode()))
-            except (OSError, HTTPException, ValueError) as error:  # unreachable; cut short; a page without metrics
-                self.fault = f"{self._url}: {error}"
-            if over:
-                return
-            over = self._stop.wait(_PERIOD_S)
+    def _sample(self) -> None:
+        try:
+            with urllib.request.urlopen(str(self._url), timeout=5) as page:
+                self._samples.append(read_metrics(page.read().decode()))
+        except (OSError, HTTPException, ValueError) as error:  # unreachable; cut short; a page without metrics
+            self.fault = f"{self._url}: {error}"

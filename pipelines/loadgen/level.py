@@ -146,8 +146,8 @@ class _Run:
         clients = self._bench.clients
         watch = MetricsWatch(self._bench.metrics_url)
         machine = MachineWatch()
-        self._start = clients.start(self._jobs)
-        with live_view(self._title) as show, watch:
+        with live_view(self._title) as show, watch.sampling():
+            self._start = clients.start(self._jobs)
             try:
                 self._follow(show)
             except KeyboardInterrupt:

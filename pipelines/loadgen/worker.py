@@ -201,9 +201,16 @@ class _Worker:
         stop = self._cells[0]
         return self._aborted.is_set() or (stop != 0 and now() >= stop)
 
-    def sending(self) -> None:
-        """Count a request that is being sent."""
+    async def ask(
+        self, job: ClientJob, stream: RequestStream, request: Any, place: int, due: int | None, isl: int
+    ) -> Row:
+        """Send one of a job's requests, count it, and keep its record."""
+        index = job.first_index + place * job.step
+        request.id = str(job.id_base + index + 1)
         self._cells[self._base + request_stream.SENT] += 1
+        row = await stream.ask(request, index, due, job.timeout_ns, job.streaming, isl)
+        self.keep(row, stream, isl)
+        return row
 
     def keep(self, row: Row, stream: RequestStream, isl: int) -> None:
         """Keep the record of a request, which was planned with so many input tokens, and count it for the live view."""
@@ -271,20 +278,12 @@ class _Closed:
                 if self._worker.stopped() or self._sent == self._job.limit:
                     return
                 self._given = max(self._given, taken)
-                row = await self._ask(stream, request, isl)
+                place, self._sent = self._sent, self._sent + 1
+                row = await self._worker.ask(self._job, stream, request, place, None, isl)
                 if row[-1] is not None:
                     await asyncio.sleep(_RETRY_S)
                 if self._job.think_ns:
                     await asyncio.sleep(self._job.think_ns / 1e9)
-
-    async def _ask(self, stream: RequestStream, request: Any, isl: int) -> Row:
-        index = self._job.first_index + self._sent * self._job.step
-        self._sent += 1
-        request.id = str(self._job.id_base + index + 1)
-        self._worker.sending()
-        row = await stream.ask(request, index, None, self._job.timeout_ns, self._job.streaming, isl)
-        self._worker.keep(row, stream, isl)
-        return row
 
 
 class _Open:
@@ -339,13 +338,9 @@ class _Open:
 
     async def _ask(self, turn: tuple[int, Any, int], place: int, due: int) -> Row:
         _, request, isl = turn
-        index = self._job.first_index + place * self._job.step
-        request.id = str(self._job.id_base + index + 1)
         stream = self._free.pop() if self._free else self._worker.stream()
-        self._worker.sending()
-        row = await stream.ask(request, index, due, self._job.timeout_ns, self._job.streaming, isl)
+        row = await self._worker.ask(self._job, stream, request, place, due, isl)
         self._free.append(stream)
-        self._worker.keep(row, stream, isl)
         return row
 
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from pipelines.domain.benchmark import NO_SLO, Slo
 from pipelines.host.lifetimes import SupervisedProcess
 from pipelines.serving.command_lines import front_options
-from pipelines.serving.logs import FRONT_STARTED, ServerFailedError, read_log, useful_lines
+from pipelines.serving.logs import FRONT_STARTED, ServerFailedError, read_log, why_ended
 from pipelines.serving.ports import answers_200, free_port
 from pipelines.serving.process import TritonServer
 from pipelines.settings.paths import PROJECT_ROOT
@@ -107,12 +107,8 @@ class OpenAiFrontend:
             ServerFailedError: with the exit code and the last lines of its log.
         """
         if self._process is not None and self._process.poll() is not None:
-            last = " | ".join(useful_lines(self._log_lines()))
-            raise ServerFailedError(
-                f"The OpenAI service on port {self._port} ended: {self._process.describe_exit()}."
-                + (f" It said: {last}" if last else ""),
-                todo=f"Log: {self.log_file}",
-            )
+            program = f"The OpenAI service on port {self._port}"
+            raise why_ended(self._log_lines(), self._process.describe_exit(), self.log_file, "ended", program)
 
     def _log_lines(self) -> list[str]:
         return read_log(self.log_file, self._log_start)
