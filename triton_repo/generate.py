@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
@@ -18,14 +20,10 @@ from triton_repo.tensors import (
     DRAFT,
     ENCODERS,
     ENSEMBLE,
-    INDEXES,
-    INTERFACES,
     LLMAPI,
     LOGITS,
     POSTPROCESSING,
     PREPROCESSING,
-    PROBABILITIES,
-    STATISTICS,
     TENSORRT_LLM,
     Tensor,
     interface,
@@ -33,7 +31,7 @@ from triton_repo.tensors import (
 
 # How the ensemble feeds its three models: tensors whose names begin with "_" never leave the server.
 #
-# Source: `triton_backend/all_models/inflight_batcher_llm/ensemble/config.pbtxt` (TensorRT-LLM 1.2).
+# `template_steps.json` is `triton_backend/all_models/inflight_batcher_llm/ensemble/config.pbtxt` (TensorRT-LLM 1.2).
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,79 +48,9 @@ class EnsembleStep:
     outputs: Mapping[str, str]
 
 
-def same(names: Iterable[str]) -> dict[str, str]:
-    """Tensors that go through under their own name."""
-    return {name: name for name in names}
-
-
-NAMES = {model: [tensor.name for tensor in INTERFACES[model].inputs] for model in (TENSORRT_LLM, ENSEMBLE)}
-"""Inputs of the engine and of the ensemble; those that both have under one name go through."""
-
-STEPS = (
-    EnsembleStep(
-        PREPROCESSING,
-        inputs={
-            "QUERY": "text_input",
-            "DECODER_QUERY": "decoder_text_input",
-            "REQUEST_OUTPUT_LEN": "max_tokens",
-            "BAD_WORDS_DICT": "bad_words",
-            "STOP_WORDS_DICT": "stop_words",
-            "EMBEDDING_BIAS_WORDS": "embedding_bias_words",
-            "EMBEDDING_BIAS_WEIGHTS": "embedding_bias_weights",
-            "END_ID": "end_id",
-            "PAD_ID": "pad_id",
-            "PROMPT_TABLE_EXTRA_ID": "prompt_table_extra_id",
-        },
-        outputs={
-            "REQUEST_INPUT_LEN": "_REQUEST_INPUT_LEN",
-            "INPUT_ID": "_INPUT_ID",
-            "REQUEST_DECODER_INPUT_LEN": "_REQUEST_DECODER_INPUT_LEN",
-            "DECODER_INPUT_ID": "_DECODER_INPUT_ID",
-            "REQUEST_OUTPUT_LEN": "_REQUEST_OUTPUT_LEN",
-            "STOP_WORDS_IDS": "_STOP_WORDS_IDS",
-            "BAD_WORDS_IDS": "_BAD_WORDS_IDS",
-            "EMBEDDING_BIAS": "_EMBEDDING_BIAS",
-            "OUT_END_ID": "_PREPROCESSOR_END_ID",
-            "OUT_PAD_ID": "_PREPROCESSOR_PAD_ID",
-            "OUT_PROMPT_TABLE_EXTRA_IDS": "_OUT_PROMPT_TABLE_EXTRA_IDS",
-        },
-    ),
-    EnsembleStep(
-        TENSORRT_LLM,
-        inputs={
-            **same(name for name in NAMES[TENSORRT_LLM] if name in NAMES[ENSEMBLE]),
-            "input_ids": "_INPUT_ID",
-            "decoder_input_ids": "_DECODER_INPUT_ID",
-            "input_lengths": "_REQUEST_INPUT_LEN",
-            "decoder_input_lengths": "_REQUEST_DECODER_INPUT_LEN",
-            "request_output_len": "_REQUEST_OUTPUT_LEN",
-            "end_id": "_PREPROCESSOR_END_ID",
-            "pad_id": "_PREPROCESSOR_PAD_ID",
-            "embedding_bias": "_EMBEDDING_BIAS",
-            "runtime_top_k": "top_k",
-            "runtime_top_p": "top_p",
-            "len_penalty": "length_penalty",
-            "streaming": "stream",
-            "stop_words_list": "_STOP_WORDS_IDS",
-            "bad_words_list": "_BAD_WORDS_IDS",
-            "prompt_table_extra_ids": "_OUT_PROMPT_TABLE_EXTRA_IDS",
-        },
-        outputs={
-            "output_ids": "_TOKENS_BATCH",
-            "sequence_length": "_SEQUENCE_LENGTH",
-            **same(tensor.name for tensor in (*PROBABILITIES, *INDEXES, *STATISTICS)),
-        },
-    ),
-    EnsembleStep(
-        POSTPROCESSING,
-        inputs={
-            "TOKENS_BATCH": "_TOKENS_BATCH",
-            "SEQUENCE_LENGTH": "_SEQUENCE_LENGTH",
-        },
-        outputs={
-            "OUTPUT": "text_output",
-        },
-    ),
+STEPS = tuple(
+    EnsembleStep(step["model_name"], dict(step["input_map"]), dict(step["output_map"]))
+    for step in json.loads(Path(__file__).with_name("template_steps.json").read_text(encoding="utf-8"))
 )
 
 CANCELLATION = (

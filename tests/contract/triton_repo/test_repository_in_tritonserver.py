@@ -6,11 +6,11 @@ The models' code is a stand-in here: the configurations are what is tested.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.conftest import ROOT
 from tests.support.engine_folders import write_engine, write_tokenizer
 from tests.support.own_tensors import OWN
 from triton_repo import write
@@ -22,7 +22,7 @@ from triton_repo.write import write_repository
 pytest.importorskip("pytriton", reason="nvidia-pytriton carries the tritonserver binary")
 grpc = pytest.importorskip("tritonclient.grpc")
 
-REFERENCE = json.loads((Path(__file__).parent / "reference" / "triton_io.json").read_text())
+REFERENCE = json.loads((ROOT / "triton_repo" / "template_tensors.json").read_text())
 HEAD = """
 import numpy as np
 import triton_python_backend_utils as pb

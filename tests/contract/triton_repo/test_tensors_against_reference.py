@@ -1,13 +1,12 @@
 """Tensors, wiring and parameters are those of TensorRT-LLM's own templates, one by one.
 
-`reference/` holds what their config.pbtxt files declare, extracted as JSON.
+`template_*.json` hold what their config.pbtxt files declare, extracted as JSON.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +19,8 @@ from triton_repo.config import DECIDED_ELSEWHERE, TritonSettings
 from triton_repo.generate import llmapi_config, repository_configs
 from triton_repo.parameters import ENGINE_DIR, ImageSpec, RepositorySpec
 
-REFERENCE = Path(__file__).parent / "reference"
-IO = json.loads((REFERENCE / "triton_io.json").read_text())
-STEPS = json.loads((REFERENCE / "triton_ensemble_steps.json").read_text())
+IO = json.loads(TABLE.with_name("template_tensors.json").read_text())
+STEPS = json.loads(TABLE.with_name("template_steps.json").read_text())
 PARAMETERS = json.loads(TABLE.read_text())
 PLACEHOLDERS = {
     "${logits_datatype}": "TYPE_FP16",

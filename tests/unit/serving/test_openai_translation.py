@@ -25,7 +25,7 @@ from pipelines.serving.openai.tools import ToolFilter, ToolForm
 from pipelines.serving.repository import ModelRepository
 from pipelines.settings.model import BUNDLED
 from tests.conftest import ROOT
-from triton_repo.tensors import TENSORRT_LLM_INTERFACE
+from triton_repo.tensors import TENSORRT_LLM, interface
 
 GEMMA = ServedTokenizer(BUNDLED / "models" / "tiny_gemma", adds_special=True)
 REPOSITORY = ModelRepository(Path("repository"), (), "m", gpu=False, world_size=1)
@@ -91,7 +91,7 @@ def test_what_was_cached_is_asked_for_where_it_is_shown() -> None:
 
 def test_every_tensor_is_one_of_the_engines() -> None:
     """Names, types and dimensions are those of TensorRT-LLM's template."""
-    known = {entry.name: entry for entry in TENSORRT_LLM_INTERFACE.inputs}
+    known = {entry.name: entry for entry in interface(TENSORRT_LLM).inputs}
     asked = {
         "stop": "x",
         "logprobs": 2,
