@@ -7,7 +7,7 @@ from dataclasses import asdict
 from graphlib import TopologicalSorter
 from typing import Any
 
-from eval.fidelity.config import ALONE, AMONG_OTHERS
+from eval.config import TOKENS_ALONE, TOKENS_AMONG_OTHERS
 from eval.spec import PASSKEY, PICTURES
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.engines.config import all_options
@@ -206,7 +206,7 @@ def _ask_server(d: Deployment) -> Node:
 def _fidelity(d: Deployment) -> list[Node]:
     """Return the comparison of predictions with those of the reference, after its texts."""
     settings, fidelity = d.settings, d.settings.fidelity
-    tokens = fidelity.tokens or (ALONE if d.target == "fidelity" else AMONG_OTHERS)
+    tokens = fidelity.tokens or (TOKENS_ALONE if d.target == "fidelity" else TOKENS_AMONG_OTHERS)
     variant, reference = settings.variant.label, d.reference_model.label
     stage = Fidelity(**_reading(d, tokens), quant=settings.quant, variant=variant, reference=reference)
     before, texts = _texts(d)
@@ -219,7 +219,7 @@ def _fidelity_of_server(d: Deployment) -> list[Node]:
     """Return the comparison of a server's predictions with those of the 16-bit engine, after its texts."""
     settings = d.settings
     answers = settings.paths.runs.absolute() / ".answers"
-    stage = FidelityServed(**_reading(d, settings.fidelity.tokens or ALONE), eval=settings.eval, answers=answers)
+    stage = FidelityServed(**_reading(d, settings.fidelity.tokens or TOKENS_ALONE), eval=settings.eval, answers=answers)
     before, texts = _texts(d)
     inputs = {"engine": engine(d), "model": model(d), **texts}
     return [*before, Node("fidelity", stage, f"{settings.model.label}-{SERVED_ELSEWHERE}", inputs)]

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import get_args
 
-from eval.config import EvalSettings
-from eval.fidelity.config import FidelitySettings
+from eval.config import EvalSettings, FidelitySettings
 from eval.spec import is_written
 from pipelines.domain.errors import Fault, collecting
 from pipelines.domain.families import FAMILIES

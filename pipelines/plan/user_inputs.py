@@ -8,8 +8,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from eval.config import SHIPPED_TEXTS
 from eval.dataset import MINI_MMLU, MINI_PICTURES, read_own
-from eval.fidelity.config import TEXTS
 from eval.spec import BUNDLED as BUNDLED_TASKS
 from eval.spec import PICTURES
 from pipelines.checkpoint.tensors import read_header
@@ -238,7 +238,7 @@ def _places(goal: Goal) -> dict[str, tuple[str, Path]]:
         places |= {f"text.{name}": ("fidelity", path) for name, path in settings.fidelity.shipped.items()}
         places["text.user"] = "fidelity.path", settings.fidelity.path
     if goal.target == "diagnose":
-        places["text.bundled"] = "diagnose", TEXTS["bundled" if settings.model.is_bundled else "prose"]
+        places["text.bundled"] = "diagnose", SHIPPED_TEXTS["bundled" if settings.model.is_bundled else "prose"]
         places |= {name: (f"diagnose.{name}", path) for name, path in settings.diagnose.given.items()}
     places["heads"] = "speculative.heads_path", settings.speculative.heads_path
     places["vision"] = "multimodal.path", settings.multimodal.path

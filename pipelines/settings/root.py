@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal
 import yaml
 from pydantic import Field, model_validator
 
-from eval.config import EvalSettings
-from eval.fidelity.config import FidelitySettings
+from eval.config import EvalSettings, FidelitySettings
 from pipelines.compress.config import (
     CalibrationSettings,
     KvCacheSettings,

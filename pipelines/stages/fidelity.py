@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eval.config import EvalSettings
-from eval.fidelity.config import TEXTS as SHIPPED
-from eval.fidelity.config import FidelitySettings
+from eval.config import SHIPPED_TEXTS, EvalSettings, FidelitySettings
 from pipelines.compress.config import CalibrationSettings, QuantSettings
 from pipelines.compress.texts import DEFAULT_COLUMN, load_texts
 from pipelines.domain.formats import FORMATS
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from eval.fidelity.measure import Side, Windows
 
 
-TEXTS = {name: f"text.{name}" for name in SHIPPED} | {"calibration": "calibration", "user": "text.user"}
+TEXTS = {name: f"text.{name}" for name in SHIPPED_TEXTS} | {"calibration": "calibration", "user": "text.user"}
 """Input of the stage by the name of its text."""
 
 

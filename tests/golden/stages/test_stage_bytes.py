@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eval.config import EvalSettings
+from eval.config import EvalSettings, FidelitySettings
 from eval.dataset import MINI_MMLU
-from eval.fidelity.config import FidelitySettings
 from pipelines.compress.config import (
     CalibrationSettings,
     KvCacheSettings,
