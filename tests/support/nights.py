@@ -18,7 +18,7 @@ def nightly_settings(**changed: Any) -> NightlySettings:
     expect = {"accuracy_loss_percent": {"fp8": 1}, "floor_percent": FLOORS, "accepted": (), "pinned": ()}
     given: dict[str, Any] = {
         "name": "test", "matrix": {"quant": ["none", "fp8"]}, "set": (), "cells": (), "measure": True, "rebuild": True,
-        "history": "nightly", "timeout_s": 60, "window": 20, "least": 4, "false_alarms": 0.05, "confirmations": 2,
+        "history": "nightly", "timeout_s": 60, "window": 20, "false_alarms": 0.05, "confirmations": 2,
         "expect": expect | changed.pop("expect", {}),
     }  # fmt: skip
     return NightlySettings.model_validate(given | changed)
