@@ -27,7 +27,7 @@ def rates(rng, noise, nights, shift=0.0, after=0):
 def found_after(noise, shift, chance=RATE.chance, trials=200):
     """Share of trials in which a shift is found on the first night, and within four."""
     rng = random.Random(7)
-    rule = ChangeRule(True, RATE.floor, chance, 20, 4)
+    rule = ChangeRule(True, RATE.floor, chance, 20)
     first = four = 0
     for _ in range(trials):
         worse = [judged.state == "worse" for judged in replay(rates(rng, noise, 24, shift, 4), rule)[24:]]
@@ -40,7 +40,7 @@ def found_after(noise, shift, chance=RATE.chance, trials=200):
 def test_an_unchanged_system_is_called_worse_as_rarely_as_promised(noise):
     """Two questions a night, each with a chance of 1 %, over 100 series of 30 nights: standard error 0.3 %."""
     rng = random.Random(3)
-    rule = ChangeRule(True, 0.0001, 0.01, 20, 4)
+    rule = ChangeRule(True, 0.0001, 0.01, 20)
     judged = [night.state for _ in range(100) for night in replay(rates(rng, noise, 30), rule)]
     nights = sum(state != "learning" for state in judged)
     assert judged.count("worse") / nights <= 2 * 0.01 + 2 * 0.003
@@ -49,7 +49,7 @@ def test_an_unchanged_system_is_called_worse_as_rarely_as_promised(noise):
 def test_all_series_of_a_run_together_keep_the_promise():
     """40 series, false_alarms 0.2, so each of 80 questions has a chance of 0.25 %: 150 runs, standard error 3.3 %."""
     rng = random.Random(5)
-    rule = ChangeRule(False, 0.0001, 0.2 / 80, 20, 4)
+    rule = ChangeRule(False, 0.0001, 0.2 / 80, 20)
     alarms = sum(any(replay(rates(rng, 0.03, 20), rule)[-1].state == "worse" for _ in range(40)) for _ in range(150))
     assert alarms / 150 <= 0.2 + 2 * 0.033
 
@@ -100,7 +100,7 @@ def test_a_slow_measurement_is_told_from_a_slow_night_by_measuring_again():
 @settings(max_examples=50)
 @given(value=positive, nights=st.integers(5, 30), higher=st.booleans())
 def test_the_very_same_value_is_always_level(value, nights, higher):
-    rule = ChangeRule(higher, 0.0, 0.001, 20, 4)
+    rule = ChangeRule(higher, 0.0, 0.001, 20)
     assert {judged.state for judged in replay([value] * nights, rule)[4:]} == {"level"}
 
 

@@ -50,7 +50,7 @@ def test_a_single_slow_night_is_no_shift():
 def test_a_shift_smaller_than_a_nights_noise_is_found_after_some_nights():
     noisy = [1000.0, 960.0, 1040.0, 970.0, 1030.0, 985.0, 1015.0, 1000.0] * 2
     slower = [0.92 * value for value in (1000.0, 990.0, 1010.0, 1000.0)]
-    found = replay([*noisy, *slower], ChangeRule(True, 0.05, 0.001, 20, 4))
+    found = replay([*noisy, *slower], ChangeRule(True, 0.05, 0.001, 20))
     assert [judged.state for judged in found[16:19]] == ["level"] * 3
     assert (found[19].state, found[19].since) == ("worse", 16)
 
