@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
 
 from pipelines.domain.errors import UserError
 from pipelines.engines.config import OpenVinoSettings
@@ -21,14 +23,41 @@ from pipelines.engines.openvino.runtime import (
     kv_blocks,
     kv_precision,
 )
+from pipelines.settings.base import Group, Positive
 
 PREFIX = "openvino_"
-FALLBACK_TOKENIZER = "preprocessing/1/tokenizer"
-DECODING_MODES = ("top_k", "top_p", "top_k_top_p", "beam_search")
-BATCHING = ("inflight_fused_batching", "inflight_batching")
-GUIDED = "llguidance"
-POLICIES = ("guaranteed_no_evict", "max_utilization")
-NOT_HERE = ("encoder_model_path",)
+
+
+class _Parameters(Group):
+    """Parameters of TensorRT-LLM's backend, and of the server alone, by their names."""
+
+    gpt_model_type: Literal["inflight_fused_batching", "inflight_batching"] = "inflight_fused_batching"
+    decoding_mode: Literal["top_k", "top_p", "top_k_top_p", "beam_search"] = "top_k"
+    gpt_model_path: Path = Path("tensorrt_llm/1/engine")
+    tokenizer_dir: Path = Path("preprocessing/1/tokenizer")
+    lora_prefetch_dir: Path | None = None
+    guided_decoding_backend: Literal["llguidance"] | None = None
+    batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
+    max_tokens_in_paged_kv_cache: Positive | None = None
+    max_beam_width: Positive | None = None
+    max_attention_window_size: Annotated[tuple[Positive, ...], BeforeValidator(lambda text: text.split(","))] = ()
+    sink_token_length: Annotated[int, Field(ge=0)] = 0
+    enable_kv_cache_reuse: bool = True
+    enable_chunked_context: bool = False
+    exclude_input_in_output: bool = False
+    cancellation_check_period_ms: Positive = 100
+    stats_check_period_ms: Positive = 100
+    openvino_draft_dir: Path | None = None
+    openvino_max_queue_size: Positive | None = None
+    openvino_fold_token_ids: bool = False
+
+    @field_validator("max_attention_window_size")
+    @classmethod
+    def _all_layers_alike(cls, windows: tuple[int, ...]) -> tuple[int, ...]:
+        """The list is repeated over the layers."""
+        if len(set(windows)) > 1:
+            raise ValueError(f"has {','.join(map(str, windows))}: all layers of the CPU engine share one window")
+        return windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,30 +103,28 @@ class ServingOptions:
         Raises:
             UserError: naming the parameter, its value and what is allowed.
         """
-        parameters = _Parameters(config.get("parameters", {}))
-        parameters.word("gpt_model_type", BATCHING[0], BATCHING)
-        parameters.word("decoding_mode", DECODING_MODES[0], DECODING_MODES)
-        for name in (name for name in NOT_HERE if name in parameters):
+        given = _given(config.get("parameters", {}))
+        if encoder := given.get("encoder_model_path"):
             raise UserError(
-                f"Parameter {name}='{parameters.text(name, '')}' is not supported by the CPU engine.",
-                todo="Leave it out.",
+                f"Parameter encoder_model_path='{encoder}' is not supported by the CPU engine.", todo="Leave it out."
             )
-        tokenizer = repository / parameters.text("tokenizer_dir", FALLBACK_TOKENIZER)
+        known = {name: text for name, text in given.items() if name in _Parameters.model_fields}
+        read = _Parameters.judged(known, "Parameter ")
         return cls(
-            engine_dir=repository / parameters.text("gpt_model_path", "tensorrt_llm/1/engine"),
-            engine=_engine_options(parameters, repository),
-            lora_dir=parameters.place("lora_prefetch_dir", repository),
-            tokenizer_dir=tokenizer if tokenizer.is_dir() else None,
-            guided=parameters.word("guided_decoding_backend", "", ("", GUIDED)) == GUIDED,
-            max_tokens_in_cache=parameters.whole("max_tokens_in_paged_kv_cache", None),
-            max_beam_width=parameters.whole("max_beam_width", None),
-            max_queue_size=parameters.whole("openvino_max_queue_size", 0) or 0,
+            engine_dir=repository / read.gpt_model_path,
+            engine=_engine_options(given, read, repository),
+            lora_dir=read.lora_prefetch_dir and repository / read.lora_prefetch_dir,
+            tokenizer_dir=tokenizer if (tokenizer := repository / read.tokenizer_dir).is_dir() else None,
+            guided=read.guided_decoding_backend is not None,
+            max_tokens_in_cache=read.max_tokens_in_paged_kv_cache,
+            max_beam_width=read.max_beam_width,
+            max_queue_size=read.openvino_max_queue_size or 0,
             decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
-            exclude_input=parameters.flag("exclude_input_in_output", default=False),
-            guaranteed_no_evict=parameters.word("batch_scheduler_policy", POLICIES[0], POLICIES) == POLICIES[0],
-            fold_token_ids=parameters.flag("openvino_fold_token_ids", default=False),
-            cancellation_check_period_ms=parameters.whole("cancellation_check_period_ms", 100) or 100,
-            stats_check_period_ms=parameters.whole("stats_check_period_ms", 100) or 100,
+            exclude_input=read.exclude_input_in_output,
+            guaranteed_no_evict=read.batch_scheduler_policy == "guaranteed_no_evict",
+            fold_token_ids=read.openvino_fold_token_ids,
+            cancellation_check_period_ms=read.cancellation_check_period_ms,
+            stats_check_period_ms=read.stats_check_period_ms,
         )
 
     def fitted(self, folder: EngineFolder) -> ServingOptions:
@@ -109,77 +136,21 @@ class ServingOptions:
         return replace(self, engine=self.engine.model_copy(update={"kv_cache_bytes": size}), max_tokens_in_cache=None)
 
 
-class _Parameters:
-    """String parameters; an empty one or an unfilled `${placeholder}` counts as not given."""
-
-    def __init__(self, raw: Mapping[str, Any]) -> None:
-        texts = {name: str(value.get("string_value", "")).strip() for name, value in raw.items()}
-        self._given = {name: text for name, text in texts.items() if text and not text.startswith("${")}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._given
-
-    def text(self, name: str, default: str) -> str:
-        return self._given.get(name, default)
-
-    def word(self, name: str, default: str, choices: tuple[str, ...]) -> str:
-        word = self.text(name, default)
-        if word not in choices:
-            allowed = f"Choose one of {', '.join(filter(None, choices))}."
-            raise UserError(f"Parameter {name}='{word}' is not supported by the CPU engine.", allowed=allowed)
-        return word
-
-    def flag(self, name: str, *, default: bool) -> bool:
-        word = self.text(name, str(default)).lower()
-        if word not in ("true", "1", "false", "0"):
-            raise UserError(f"Parameter {name}='{word}' is not a boolean.", allowed="Choose true or false.")
-        return word in ("true", "1")
-
-    def whole(self, name: str, default: int | None, *, least: int = 1) -> int | None:
-        if name not in self._given:
-            return default
-        return _number(name, self._given[name], least)
-
-    def place(self, name: str, repository: Path) -> Path | None:
-        """Return a path, resolved from the repository if it is relative."""
-        return repository / self._given[name] if name in self._given else None
+def _given(raw: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of parameters; an empty one or an unfilled `${placeholder}` counts as not given."""
+    texts = {name: str(value.get("string_value", "")).strip() for name, value in raw.items()}
+    return {name: text for name, text in texts.items() if text and not text.startswith("${")}
 
 
-def _engine_options(parameters: _Parameters, repository: Path) -> OpenVinoOptions:
-    """Read the engine's own settings, `openvino_*`, and the parameters of TensorRT-LLM's backend that it supports."""
+def _engine_options(given: Mapping[str, str], read: _Parameters, repository: Path) -> OpenVinoOptions:
+    """Read the engine's own settings, `openvino_*`, beside what it has from TensorRT-LLM's parameters."""
     names = (*(OpenVinoSettings.model_fields.keys() - set(OpenVinoSettings.DECIDE_BYTES)), "num_draft_tokens")
-    own = {name: parameters.text(PREFIX + name, "") for name in names if PREFIX + name in parameters}
-    if draft_dir := parameters.place(f"{PREFIX}draft_dir", repository):
-        own["draft_dir"] = str(draft_dir)
+    own = {name: given[PREFIX + name] for name in names if PREFIX + name in given}
     others = {
-        "enable_prefix_caching": parameters.flag("enable_kv_cache_reuse", default=True),
-        "enable_chunked_context": parameters.flag("enable_chunked_context", default=False),
-        "attention_window": _window(parameters),
-        "sink_tokens": parameters.whole("sink_token_length", 0, least=0) or 0,
+        "draft_dir": read.openvino_draft_dir and repository / read.openvino_draft_dir,
+        "enable_prefix_caching": read.enable_kv_cache_reuse,
+        "enable_chunked_context": read.enable_chunked_context,
+        "attention_window": next(iter(read.max_attention_window_size), None),
+        "sink_tokens": read.sink_token_length,
     }
     return OpenVinoOptions.judged({**own, **others}, f"Parameter {PREFIX}")
-
-
-def _number(name: str, text: str, least: int) -> int:
-    try:
-        value = int(text)
-    except ValueError as error:
-        raise UserError(f"Parameter {name}='{text}' is not an integer.") from error
-    if value < least:
-        raise UserError(f"Parameter {name}={value} is not valid.", allowed=f"It must be at least {least}.")
-    return value
-
-
-def _window(parameters: _Parameters) -> int | None:
-    """Read a list of windows, one per layer and repeated over the layers; here all must be equal."""
-    name = "max_attention_window_size"
-    if name not in parameters:
-        return None
-    windows = {_number(name, part.strip(), 1) for part in parameters.text(name, "").split(",")}
-    if len(windows) > 1:
-        raise UserError(
-            f"Parameter {name}='{parameters.text(name, '')}' is not supported by the CPU engine.",
-            allowed="All of its layers share one window.",
-            todo=f"Set one number, e.g. {max(windows)}.",
-        )
-    return windows.pop()
