@@ -58,7 +58,7 @@ def export(checkpoint: Path, out_dir: Path, environment: Path, progress: Progres
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     env = {**own, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     with progress.task("exporting", None):
-        lines = run_logged(command, title="tensorrt-edgellm-export", env=env, cwd=out_dir, log_file=log)
+        lines = run_logged(command, title="tensorrt-edgellm-export", env=env, cwd=out_dir, log_file=log, writes=listing)
     graph: dict[str, Any] = json.loads(listing.read_text(encoding="utf-8"))
     graph["skipped"] = sum(map(int, SKIPPED.findall("\n".join(lines))))
     for file in (log, listing):  # with times and paths in them

@@ -555,10 +555,10 @@ def test_a_plan_says_what_to_set(models, tmp_path) -> None:
     words = [f"model.path={folder}", "quant=int4_gptq", "quant.group_size=64"]
     engines = {name: ENGINES[name] for name in ENGINES}
     build = next(engine for engine in engines.values() if engine.writes_engine)
-    assert given_faults(Deployment(load(words), "build", build, MACHINE)) == []
+    assert [*given_faults(Deployment(load(words), "build", build, MACHINE))] == []
     (fault,) = given_faults(Deployment(load(words), "evaluate", build, MACHINE))
     assert "the 16-bit model to compare it with is not known" in str(fault)
-    assert given_faults(Deployment(load([*words, "eval.baseline=skip"]), "evaluate", build, MACHINE)) == []
+    assert [*given_faults(Deployment(load([*words, "eval.baseline=skip"]), "evaluate", build, MACHINE))] == []
     (fault,) = given_faults(Deployment(load([*words, "quant.int4_scales=mse"]), "build", build, MACHINE))
     assert "is already quantized; quant.int4_scales=mse has no effect" in str(fault)
     shutil.rmtree(folder)
