@@ -298,11 +298,19 @@ def _signal_name(number: int) -> str:
 STOP_S = 10.0
 
 
-def run_logged(command: Sequence[str], *, title: str, env: Mapping[str, str], cwd: Path, log_file: Path) -> list[str]:
+def run_logged(
+    command: Sequence[str],
+    *,
+    title: str,
+    env: Mapping[str, str],
+    cwd: Path,
+    log_file: Path,
+    writes: Path | None = None,
+) -> list[str]:
     """Run a command to its end, and return the lines of its log; nothing of it is left if this is interrupted.
 
     Raises:
-        UserError: it failed; with the end of its log.
+        UserError: it failed, or did not write the file that it is run for; with the end of its log.
     """
     process = SupervisedProcess(command, env=env, cwd=cwd, log_file=log_file)
     try:
@@ -311,7 +319,7 @@ def run_logged(command: Sequence[str], *, title: str, env: Mapping[str, str], cw
         process.stop(STOP_S)
         raise
     lines = [line for line in log_file.read_text(errors="replace").splitlines() if line.strip()]
-    if code:
+    if code or (writes is not None and not writes.is_file()):
         raise UserError(
             f"{title} failed ({process.describe_exit()}): {lines[-1] if lines else 'no output'}.",
             todo="Its last output: " + " | ".join(lines[-5:]),
