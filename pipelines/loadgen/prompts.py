@@ -13,12 +13,13 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from pipelines.checkpoint.tokenizer import opened
 from pipelines.domain.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _WORD = re.compile(r" [A-Za-z]{2,}")
 _ENOUGH = 16
@@ -170,6 +171,8 @@ _CELLS = 24
 
 def picture(seed: int, side: int) -> np.ndarray[Any, Any]:
     """Return a picture of coloured squares, uint8 [side, side, 3]; another seed gives other colours everywhere."""
+    import numpy as np  # planning does without it
+
     cells = np.random.default_rng(seed).integers(0, 256, (_CELLS, _CELLS, 3), dtype=np.uint8)
     places = np.arange(side) * _CELLS // side
     return np.ascontiguousarray(cells[places][:, places])
@@ -177,6 +180,8 @@ def picture(seed: int, side: int) -> np.ndarray[Any, Any]:
 
 def png(pixels: np.ndarray[Any, Any]) -> bytes:
     """Return the PNG file of a picture, uint8 [height, width, 3]."""
+    import numpy as np
+
     height, width, _ = pixels.shape
     rows = np.zeros((height, 1 + 3 * width), dtype=np.uint8)  # each begins with its filter, 0 for none
     rows[:, 1:] = pixels.reshape(height, -1)
