@@ -12,6 +12,7 @@ import os
 import shutil
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -264,7 +265,7 @@ def run(overrides: Sequence[str]) -> int:
 
 WEBHOOK = "NIGHTLY_WEBHOOK"
 """Environment variable with the address that gets the outcome of a bad night; such addresses are secrets."""
-WEBHOOK_S = 15
+WEBHOOK_S = 15.0
 
 
 def report_bad_night(settings: NightlySettings, run_id: str, outcome: Sequence[str]) -> None:
@@ -287,16 +288,36 @@ def report_bad_night(settings: NightlySettings, run_id: str, outcome: Sequence[s
         except OSError as error:
             warn(f"nightly.issue={settings.issue} cannot be written: {error.strerror}.")
     if lines and (url := os.environ.get(WEBHOOK)):
-        body = json.dumps({"text": "\n".join([title, *lines])}).encode()
-        try:
-            request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-            urllib.request.urlopen(request, timeout=WEBHOOK_S).close()
-        except (OSError, ValueError, http.client.HTTPException) as error:  # the address is secret, so it is not shown
-            cause = getattr(error, "reason", error)
-            reason = getattr(cause, "strerror", None) or type(cause).__name__
-            if isinstance(error, urllib.error.HTTPError):
-                reason = f"status {error.code}"
+        refusals: list[str] = []
+        text = "\n".join([title, *lines])
+        # A time limit of urllib is one of each read: a server that sends a byte now and then would never meet it.
+        posting = threading.Thread(target=lambda: refusals.append(_post(url, text)), daemon=True)
+        posting.start()
+        posting.join(WEBHOOK_S)
+        if reason := refusals[0] if refusals else f"no answer within {WEBHOOK_S:g} s":
             warn(f"The webhook in {WEBHOOK} did not take the outcome: {reason}.")
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """urllib follows a redirect of POST with GET, which loses the text."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Follow none: the status is the answer."""
+
+
+def _post(url: str, text: str) -> str:
+    """Return why a webhook did not take a text, without its address, which is secret; empty if it did."""
+    if not url.startswith(("http://", "https://")):
+        return "its address does not begin with http:// or https://"
+    try:
+        request = urllib.request.Request(url, json.dumps({"text": text}).encode(), {"Content-Type": "application/json"})
+        urllib.request.build_opener(_NoRedirect).open(request, timeout=WEBHOOK_S).close()
+    except urllib.error.HTTPError as error:
+        return f"status {error.code}"
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        cause = getattr(error, "reason", error)
+        return getattr(cause, "strerror", None) or type(cause).__name__
+    return ""
 
 
 def words(history: History, verdict: NightVerdict) -> list[str]:

@@ -38,6 +38,7 @@ from pipelines.rules.record import BrokenRule, Severity
 from pipelines.rules.rulebook import check as check_table
 from pipelines.rules.rulebook import check_checkpoint, refused, refused_whatever_format, warned
 from pipelines.serving.locate import why_no_server
+from pipelines.serving.ports import port_faults
 from pipelines.serving.trtllm_serve import why_no_trtllm_serve
 from pipelines.settings.root import Settings
 from pipelines.stages import Stage
@@ -390,6 +391,16 @@ def check_installed(goal: Goal, stages: Sequence[Stage], only: str | None) -> tu
         server = why_no_trtllm_serve() if serving.server == "trtllm_serve" else why_no_server(serving)
     exporters = [environment_fault(stage.environment) for stage in stages if isinstance(stage, ExportEdge)]
     return (*packages, *filter(None, [server, *exporters]))
+
+
+def check_ports(goal: Goal, stages: Sequence[Stage]) -> tuple[Fault, ...]:
+    """Check that a server can listen where it is told to; one that is only measured takes ports that are free then."""
+    if goal.target not in STARTED or goal.is_elsewhere:
+        return ()
+    serving = goal.settings.serving
+    faults = port_faults(serving if goal.target == "serve" else serving.on_free_ports)
+    way = ". To build while it is in use: make repository" if stages else ""
+    return tuple(replace(fault, todo=f"{fault.todo}{way}") if fault.todo else fault for fault in faults)
 
 
 def output_folders(goal: Goal, store: Path, *, makes: bool) -> dict[str, Path]:

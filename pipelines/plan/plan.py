@@ -66,7 +66,7 @@ class Plan:
         notes: what fits where, and what was chosen.
         warnings: valid, but perhaps not what the user meant.
         not_here: what keeps it from running on this machine; it can still be described.
-        missing: likewise, what this machine could have: packages, and a tritonserver.
+        missing: likewise, what this machine could have: packages, a tritonserver, and free ports.
         only: the stage that is wanted, if the plan holds no more than this stage and what it needs.
     """
 
@@ -131,7 +131,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     shape = deployment.shape
     memory = (other_memory.Quantizing.of(deployment, shape).note,) if quantizes and shape else ()
     # a plan that cannot run here runs on a machine that has the tools
-    missing = () if not_here else checks.check_installed(goal, todo, only)
+    missing = () if not_here else checks.check_installed(goal, todo, only) or checks.check_ports(goal, todo)
     notes, warnings = (*questions, *checked.notes, *memory, *tuning), (*checked.warnings, *unwritable)
     return Plan(deployment, reason, steps, notes, warnings, (*not_here, *unwritable), missing, only)
 

@@ -22,7 +22,6 @@ from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, STARTED, Target
 from pipelines.rules.cpu import DRAFTING
 from pipelines.rules.record import either
 from pipelines.serving.locate import why_no_key, why_no_server
-from pipelines.serving.ports import privileged_ports
 from pipelines.settings.plain import override
 from pipelines.store.sources import BuiltEngine
 from triton_repo.config import TritonSettings
@@ -38,7 +37,6 @@ def check(d: Deployment) -> list[Fault]:
         return faults
     if target in MEASURED and load.streaming and not settings.triton.decoupled_mode:
         faults.append(_STREAMING)
-    faults += privileged_ports(settings.serving) if target in STARTED else []
     asks = d.asks_trtllm_serve
     faults += _trtllm_serve(d) if asks or (target in STARTED and settings.serving.server == "trtllm_serve") else []
     is_named = target in STARTED and settings.serving.tritonserver is not None

@@ -19,6 +19,8 @@ from pipelines.predict.config import fit_files
 from pipelines.run.console import plan_text
 from pipelines.run.runner import StepOutcome
 from pipelines.run.session import FinishedRun, run_target
+from pipelines.serving.locate import why_no_key
+from pipelines.serving.ports import port_faults
 from pipelines.serving.repository import read_repository
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
@@ -93,6 +95,8 @@ def serve(overrides: Sequence[str]) -> int:
     else:
         if not folder.is_dir():
             raise UserError(f"serving.repository='{folder}' does not exist.", todo="Write one: make repository")
+        if faults := [*filter(None, [why_no_key(settings.serving)]), *port_faults(settings.serving)]:
+            raise UserError.of(faults)  # before its bytes are read
         if (folder / MANIFEST).is_file():  # a copy has it too; without one its bytes are not known
             store, place = Store(settings.paths.store), folder.absolute()
             store.check(Artifact(place, read_manifest(place)))

@@ -21,7 +21,7 @@ USUAL_PORTS = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002, "open
 class ServingSettings(Group):
     """How the server is started.
 
-    A benchmark always uses free ports, so that it never conflicts with a running server.
+    A server that is only measured or asked always uses free ports, so that it never conflicts with a running one.
 
     Attributes:
         server: tritonserver, or trtllm_serve: TensorRT-LLM's own server, for engine=tensorrt_llm_llmapi.
@@ -141,6 +141,20 @@ class ServingSettings(Group):
     def triton_host(self) -> str:
         """The address that tritonserver itself listens on."""
         return self.host if self.loopback or self.expose_triton else "127.0.0.1"
+
+    @property
+    def listens_on(self) -> dict[str, str]:
+        """Setting of a port -> the address of the service that listens on it."""
+        front = {"openai_port": self.host}
+        if self.server == "trtllm_serve":
+            return front
+        own = ("http_port", "grpc_port", "metrics_port")
+        return dict.fromkeys(own, self.triton_host) | (front if self.front else {})
+
+    @property
+    def on_free_ports(self) -> ServingSettings:
+        """The same on any free ports, for a server that only this program asks."""
+        return self.model_copy(update=dict.fromkeys(USUAL_PORTS))
 
     @property
     def local_host(self) -> str:

@@ -21,7 +21,6 @@ from pipelines.host.screen import complain, say
 from pipelines.serving.command_lines import CLOSED_TO_STRANGERS
 from pipelines.serving.config import API_KEY, ServingSettings
 from pipelines.serving.frontend import OpenAiFrontend
-from pipelines.serving.locate import why_no_key
 from pipelines.serving.logs import ServerFailedError
 from pipelines.serving.openai import nginx
 from pipelines.serving.process import TritonServer
@@ -135,8 +134,6 @@ def serve(
     Raises:
         UserError: it cannot start.
     """
-    if fault := why_no_key(settings):
-        raise UserError.of([fault])
     started = time.monotonic()
 
     def run(stack: ExitStack) -> int:

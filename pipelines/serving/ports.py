@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import socket
@@ -49,6 +50,34 @@ def answers_200(host: str, port: int, path: str) -> bool:
     return answer is not None and answer[0] == 200
 
 
+def port_faults(settings: ServingSettings) -> list[Fault]:
+    """Return why a server cannot listen where the settings say, as of now."""
+    if not is_free(settings.host, 0):
+        fault = f"serving.host='{settings.host}' is not an address of this machine."
+        return [Fault(fault, "127.0.0.1 always works; 0.0.0.0 means all addresses.")]
+    root = privileged_ports(settings)
+    given = {name: getattr(settings, name) for name in settings.listens_on}
+    return root or [
+        Fault(
+            f"serving.{name}={port} is in use: {_listener(port)} listens on {settings.listens_on[name]}:{port}.",
+            todo=f"Stop that program, or take any free port: serving.{name}=null",
+        )
+        for name, port in given.items()
+        if port is not None and not is_free(settings.listens_on[name], port)
+    ]
+
+
+def _listener(port: int) -> str:
+    """Return which program listens on a port, as far as this user may see."""
+    import psutil  # with the server's packages, and plans import this module
+
+    for each in psutil.net_connections("tcp"):
+        if each.pid is not None and each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port:
+            with contextlib.suppress(psutil.Error):
+                return f"{psutil.Process(each.pid).name()} (process {each.pid})"
+    return "a program of another user or container"
+
+
 def choose_ports(settings: ServingSettings, *, usual: bool = False) -> dict[str, int]:
     """Decide every port.
 
@@ -57,32 +86,19 @@ def choose_ports(settings: ServingSettings, *, usual: bool = False) -> dict[str,
         usual: prefer the usual port where the choice is open and the port is free.
 
     Returns:
-        setting's name -> port, for http_port, grpc_port, metrics_port and, with a service in front, openai_port.
+        setting's name -> port, for each service that listens.
 
     Raises:
-        UserError: a given port is in use, or the address is not one of this machine.
+        UserError: see `port_faults`.
     """
-    hosts = dict.fromkeys(USUAL_PORTS, settings.triton_host) | {"openai_port": settings.host}
-    names = [name for name in USUAL_PORTS if name != "openai_port" or settings.front]
-    if not is_free(settings.host, 0):
-        raise UserError(
-            f"serving.host='{settings.host}' is not an address of this machine.",
-            allowed="127.0.0.1 always works; 0.0.0.0 means all addresses.",
-        )
-    chosen: dict[str, int] = {}
-    for name in names:
-        if (port := getattr(settings, name)) is not None:
-            if not is_free(hosts[name], port):
-                raise UserError(
-                    f"serving.{name}={port} cannot be used: something already listens on {hosts[name]}:{port}, "
-                    "or it needs more rights (below 1024).",
-                    todo=f"Stop that program, or use any free port: serving.{name}=null",
-                )
-            chosen[name] = port
-    for name in names:
+    if faults := port_faults(settings):
+        raise UserError.of(faults)
+    hosts = settings.listens_on
+    chosen = {name: port for name in hosts if (port := getattr(settings, name)) is not None}
+    for name in hosts:
         if name not in chosen:
             chosen[name] = free_port(hosts[name], chosen, USUAL_PORTS[name] if usual else None)
-    return {name: chosen[name] for name in names}
+    return {name: chosen[name] for name in hosts}
 
 
 def privileged_ports(settings: ServingSettings) -> list[Fault]:
@@ -99,7 +115,7 @@ def privileged_ports(settings: ServingSettings) -> list[Fault]:
             f"Ports from {least} up do not.",
             "Give one of these, and let a reverse proxy listen on the lower one.",
         )
-        for name in USUAL_PORTS
+        for name in settings.listens_on
         if (port := getattr(settings, name)) is not None and port < least
     ]
 

@@ -76,8 +76,7 @@ class TrtllmServe:
         """
         if fault := why_no_trtllm_serve():
             raise UserError.of([fault])
-        ports = choose_ports(self.settings.model_copy(update={"openai": True}), usual=self._usual_ports)
-        self._port = ports["openai_port"]
+        self._port = choose_ports(self.settings, usual=self._usual_ports)["openai_port"]
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self.restart()
         return self

@@ -119,7 +119,8 @@ def logged_server(repository: Path, serving: ServingSettings, logs: Path, progre
     from pipelines.serving.process import TritonServer
 
     logs.mkdir(parents=True, exist_ok=True)
-    with TritonServer(repository, serving, progress=progress, log_file=_log(logs, "tritonserver")) as server:
+    log = _log(logs, "tritonserver")
+    with TritonServer(repository, serving.on_free_ports, progress=progress, log_file=log) as server:
         yield server
 
 
@@ -141,6 +142,7 @@ def trtllm_serve(
             todo="Leave out serving.server, or write such a repository: make repository engine=tensorrt_llm_llmapi",
         )
     options, log = read_arguments(path, BESIDE_THE_ARGUMENTS), _log(logs, "trtllm-serve")
+    serving = serving if usual_ports else serving.on_free_ports
     return TrtllmServe(
         repository, CHECKPOINT_DIR, options, serving, progress=progress, log_file=log, usual_ports=usual_ports
     )

@@ -1,6 +1,7 @@
 """`repository`, `serve`, `benchmark`, `report`, `compare` and `all`, with the real engine and the real tritonserver."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -193,7 +194,9 @@ def test_a_port_in_use_is_named(cli, copied):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         text = cli.run("serve", f"serving.repository={copied}", f"serving.http_port={port}", code=2)
-    assert re.search(rf"serving\.http_port={port}.*something already listens", re.sub(r"\s+", " ", text))
+    assert re.search(
+        rf"serving\.http_port={port} is in use: \S+ \(process {os.getpid()}\) listens", re.sub(r"\s+", " ", text)
+    )
 
 
 def test_a_repository_that_does_not_fit_its_engine_is_refused(cli, copied, tmp_path):

@@ -264,7 +264,7 @@ def test_a_port_in_use_is_named_with_its_setting(echo_repository: Path) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(UserError, match=rf"serving\.grpc_port={port} cannot be used: .*127\.0\.0\.1:{port}"):
+        with pytest.raises(UserError, match=rf"serving\.grpc_port={port} is in use: .*127\.0\.0\.1:{port}"):
             TritonServer(echo_repository, ServingSettings(grpc_port=port)).__enter__()
 
 

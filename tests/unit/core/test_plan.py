@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import os
 import re
+import socket
 import struct
 import subprocess
 import sys
@@ -75,6 +77,20 @@ def test_a_plan_says_what_this_machine_lacks(tmp_path, model, bare):
     assert "not run here: tritonserver is not installed. Run: make setup" in said
     with pytest.raises(UserError, match=r"'tritonclient'[\s\S]*tritonserver is not installed"):
         run_target(made, Store(tmp_path / "store"), [])
+
+
+def test_a_port_in_use_is_said_before_anything_is_made(tmp_path, model):
+    words = [f"model.path={model}", "engine=openvino"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words.append(f"serving.metrics_port={taken.getsockname()[1]}")
+        made = plan(tmp_path, words, "serve")
+        with pytest.raises(UserError, match=rf"{words[-1]} is in use: .* \(process {os.getpid()}\) .*make repository"):
+            run_target(made, Store(tmp_path / "store"), [])
+        assert not plan(tmp_path, words, "benchmark").missing  # its server takes any free ports
+    assert not (tmp_path / "store").exists()
+    assert not plan(tmp_path, words, "serve").missing
+    (fault,) = plan(tmp_path, [*words, "serving.host=192.0.2.1"], "benchmark").missing
+    assert "serving.host='192.0.2.1' is not an address of this machine" in str(fault)
 
 
 def test_one_stage_lacks_only_what_it_needs(tmp_path, model, bare):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -24,6 +25,8 @@ def webhook(monkeypatch):
         def do_POST(self):
             Handler.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(Handler.status)
+            if Handler.status == 302:
+                self.send_header("Location", "/elsewhere")
             self.end_headers()
 
         def log_message(self, *_):
@@ -64,18 +67,47 @@ def test_an_issue_that_cannot_be_written_is_refused_before_the_night(tmp_path, c
 @pytest.mark.parametrize(
     ("address", "reason"),
     [
-        (None, "status 500"),
+        (500, "status 500"),
+        (302, "status 302"),
         ("http://127.0.0.1:9/services/s3cret", "Connection refused"),
         ("http://name.invalid/s3cret", "[A-Z]"),
         ("http://127.0.0.1:9/two words/s3cret", "InvalidURL"),
-        ("s3cret", "ValueError"),
+        ("s3cret", "its address does not begin with http:// or https://"),
+        ("file:///s3cret", "its address does not begin with http:// or https://"),
     ],
 )
 def test_a_webhook_that_fails_is_a_warning_without_its_address(address, reason, webhook, monkeypatch, capsys):
-    webhook.status = 500
-    if address is not None:
+    if isinstance(address, int):
+        webhook.status = address
+    else:
         monkeypatch.setenv(WEBHOOK, address)
     report_bad_night(nightly_settings(), "run", OUTCOME)
     said = capsys.readouterr()
     assert re.search(f"did not take the outcome: {reason}", " ".join((said.out + said.err).split()))
     assert "s3cret" not in said.out + said.err
+
+
+def test_a_night_does_not_wait_for_a_webhook_that_never_finishes(monkeypatch, capsys):
+    """Its server sends a byte of its answer now and then, so that no single read lasts."""
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer():
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 200 OK\r\nServer: ")
+                while not ended.wait(0.05):
+                    connection.sendall(b"x")
+
+        server = threading.Thread(target=answer, daemon=True)
+        server.start()
+        monkeypatch.setenv(WEBHOOK, f"http://127.0.0.1:{listener.getsockname()[1]}/s3cret")
+        monkeypatch.setattr("pipelines.nightly.nightly_command.WEBHOOK_S", 0.4)
+        night = threading.Thread(target=report_bad_night, args=(nightly_settings(), "run", OUTCOME), daemon=True)
+        night.start()
+        night.join(10)
+        assert not night.is_alive()
+        ended.set()
+        server.join()
+    said = capsys.readouterr()
+    assert "did not take the outcome: no answer within 0.4 s" in " ".join((said.out + said.err).split())

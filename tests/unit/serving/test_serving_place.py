@@ -10,19 +10,23 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from pipelines.domain.errors import UserError
+from pipelines.domain.progress import SilentProgress
 from pipelines.serving import locate as locate_module
 from pipelines.serving.config import USUAL_PORTS, ServingSettings
 from pipelines.serving.locate import PYTHON, Wheel, backend_directory, locate, why_no_server
-from pipelines.serving.ports import FREE_RANGE, choose_ports, privileged_ports
+from pipelines.serving.ports import FREE_RANGE, choose_ports, port_faults, privileged_ports
 from pipelines.serving.process import own_prefix, remove_leftovers
 from pipelines.serving.repository import read_repository, refuse_elsewhere
 from pipelines.settings.compose import load
+from pipelines.stages.benchmark import logged_server
 
 
 @pytest.mark.parametrize("host", ["example.com", "::1", "300.1.1.1", ""])
@@ -80,8 +84,34 @@ def test_a_usual_port_in_use_gives_way_a_given_one_does_not(monkeypatch: pytest.
         taken = other.getsockname()[1]
         monkeypatch.setitem(__import__("pipelines.serving.ports").serving.ports.USUAL_PORTS, "http_port", taken)
         assert choose_ports(ServingSettings(), usual=True)["http_port"] != taken
-        with pytest.raises(UserError, match=rf"serving\.http_port={taken} cannot be used"):
+        with pytest.raises(UserError, match=rf"http_port={taken} is in use: .+ \(process {os.getpid()}\) listens"):
             choose_ports(ServingSettings(http_port=taken), usual=True)
+
+
+def test_only_ports_that_are_opened_must_be_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        assert not port_faults(ServingSettings(openai_port=taken))  # nothing is in front
+        assert port_faults(ServingSettings(openai_port=taken, openai=True))
+        assert not port_faults(ServingSettings(http_port=taken, server="trtllm_serve"))
+        assert port_faults(ServingSettings(openai_port=taken, server="trtllm_serve"))
+    assert not port_faults(ServingSettings(openai_port=taken, openai=True))
+
+
+def test_a_server_that_is_only_measured_takes_free_ports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """So that a benchmark runs beside a server whose ports `pipelines.yaml` gives."""
+    started = []
+
+    @contextmanager
+    def server(_repository: Path, settings: ServingSettings, **_rest: object) -> Iterator[None]:
+        started.append(settings)
+        yield
+
+    monkeypatch.setattr("pipelines.serving.process.TritonServer", server)
+    given = ServingSettings(http_port=8000, openai_port=9000, openai=True)
+    with logged_server(tmp_path, given, tmp_path, SilentProgress()):
+        pass
+    assert started == [ServingSettings(openai=True)]
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
