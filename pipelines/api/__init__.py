@@ -141,6 +141,10 @@ def simulate(*overrides: str) -> ShownRecord[list[Simulated]]:
 def _composing(command: str, arguments: Sequence[str]) -> Iterator[list[str]]:
     """Check the words as the command line does, and compose with the project file that they name."""
     prepare_libraries()
+    if wrong := [word for word in arguments if not isinstance(word, str)]:
+        raise UserError(
+            f"{wrong[0]!r} is not an override: each is a text of its own, 'quant=fp8'; of a list: f(*list)."
+        )
     name, others = split_project_file(arguments)
     with nullcontext() if name is None else using_project_file(name):
         yield overrides_of(command, others)

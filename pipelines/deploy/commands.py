@@ -60,18 +60,22 @@ def service(deployed: ClusterDeployment) -> Object:
     return deployed.object("Service", "v1", spec)
 
 
+AFTER_THE_SERVICE_S = 20
+"""How much later than the service, and nginx 10 s after it, a gateway gives up: clients get the service's own error."""
+
+
 def route(deployed: ClusterDeployment) -> Object:
     """Make the HTTPRoute (Gateway API v1) that sends requests to this deployment, and the rest to the one beside it."""
     route_settings = deployed.settings.route
     port = deployed.ports[FRONT]
+    limit_s = deployed.serving.request_timeout_s + AFTER_THE_SERVICE_S
     backends = [{"name": deployed.name, "port": port, "weight": route_settings.weight}]
     if route_settings.beside is not None:
         backends.append({"name": route_settings.beside, "port": port, "weight": 100 - route_settings.weight})
     spec = {
         "parentRefs": [{"name": route_settings.gateway}],
         **({"hostnames": [route_settings.hostname]} if route_settings.hostname else {}),
-        # an answer streams as long as the service lets it
-        "rules": [{"backendRefs": backends, "timeouts": {"request": f"{deployed.serving.request_timeout_s}s"}}],
+        "rules": [{"backendRefs": backends, "timeouts": {"request": f"{limit_s}s"}}],
     }
     made = deployed.object("HTTPRoute", "gateway.networking.k8s.io/v1", spec, route_settings.name)
     if deployed.settings.namespace:  # no overlay gives it one
@@ -435,14 +439,15 @@ def _say_next(deployed: ClusterDeployment, overlay: Path) -> None:
     settings = deployed.settings
     say("Before the first start:")
     if settings.storage == "claim":
-        say(f"  - copy the repository into the claim {claim_name(deployed)} (docs/deploy.md)")
+        folder = f"folder {settings.sub_path} of the " if settings.sub_path else ""
+        say(f"  - copy the repository into the {folder}claim {claim_name(deployed)} (docs/deploy.md)")
     for secret, keys in deployed.secrets.values():
         say(f"  - Secret {secret}: {keys}")
     if deployed.autoscaled:
         say(f"  - give {relative_to_cwd(overlay.parent.parent / 'prometheus-adapter.yaml')} to prometheus-adapter")
     say(f"Then: kubectl apply -k {relative_to_cwd(overlay)}")
     if settings.route.name is not None:
-        rest = f", the rest to {settings.route.beside}" if settings.route.beside else ""
+        rest = f", the rest to {settings.route.beside}" if settings.route.beside and settings.route.weight < 100 else ""
         say(f"When it is ready: kubectl apply -f {relative_to_cwd(overlay.parent.parent / 'route.yaml')}")
         say(f"      sends {settings.route.weight} % of the requests here{rest}")
 

@@ -182,13 +182,13 @@ class FetchSettings(Group):
     """An init container that puts the repository into an empty folder before the server starts.
 
     Attributes:
-        hub: a repository of the Hub that holds the folder: org/name.
+        hub: a repository of the Hub that holds the folder: org/name, or org/name@revision (a commit, tag or branch).
         command: any other way: program and arguments; it fills /repository.
         image: None is the server's own, which has the Hub's client.
         secret: a Secret whose keys become variables of this container alone, e.g. keys of an object store.
     """
 
-    hub: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")] | None = None
+    hub: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+(@[\w./-]+)?$")] | None = None
     command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     image: str | None = None
     secret: SecretName | None = None
@@ -197,7 +197,9 @@ class FetchSettings(Group):
     def words(self) -> tuple[str, ...] | None:
         """Command of the container; None if nothing is fetched."""
         if self.hub is not None:
-            return ("hf", "download", self.hub, "--local-dir", "/repository")
+            name, _, revision = self.hub.partition("@")
+            pinned = ("--revision", revision) if revision else ()
+            return ("hf", "download", name, *pinned, "--local-dir", "/repository")
         return self.command
 
     @model_validator(mode="after")

@@ -243,6 +243,7 @@ def serve_arguments(deployed: ClusterDeployment) -> list[str]:
         **deployed.ports,
         "startup_timeout_s": deployed.sizes.startup_limit_s,
         "drain_timeout_s": deployed.sizes.drain_s,
+        **({"restarts": serving.restarts} if serving.restarts != ServingSettings().restarts else {}),
         "log_verbose": serving.log_verbose,
         "show_log": "true",
         **({"multi_gpu": serving.multi_gpu} if deployed.served.gpu else {}),

@@ -160,7 +160,9 @@ def render(diagnosis: Diagnosis) -> str:
         lines += [title, *_findings(findings, colour=colour), ""]
     for engine, judged in groupby(diagnosis.verdicts, key=lambda verdict: verdict.engine):
         lines += [f"engine={engine}", *_verdicts(list(judged)), ""]
-    broken = [wrapped(f"  !! {each.name}: {each.value} {each.todo}", 5) for each in diagnosis.broken]
+    broken = [
+        wrapped(f"  !! {each.name}: {each.value.rstrip('.')}. {each.todo}".rstrip(), 5) for each in diagnosis.broken
+    ]
     head = "does not run here:" if broken else "runs here: make all"
     return "\n".join([*lines, f"The configured pipeline {head}", *broken]) + "\n"
 

@@ -298,6 +298,7 @@ def _choices(prepared: Prepared, served: ServedModel, clock: Callable[[], Answer
             number=number,
             tools=prepared.tools,
             one_call=prepared.one_call,
+            forced=prepared.forced,
             channels=reader and reader(prompt, skip),
             clock=clock(),
         )

@@ -140,6 +140,7 @@ class Completion:
         number: its number among the answers to the same prompt.
         tools: how the model writes calls of tools; None where the answer is none.
         one_call: whether the answer ends with the first call.
+        forced: see `Prepared`.
         channels: sorts the tokens of a model that writes reasoning apart from the answer; None for any other.
         clock: measures it; None measures nothing.
         calls: of tools, instead of text.
@@ -154,6 +155,7 @@ class Completion:
     number: int = 0
     tools: ToolForm | None = None
     one_call: bool = False
+    forced: tuple[str, ...] = ()
     channels: ChannelReader | None = None
     clock: AnswerClock | None = None
     calls: tuple[ToolCall, ...] = ()
@@ -173,7 +175,7 @@ class Completion:
                     async for delta in deltas:
                         yield delta
                 return
-            calls = ToolFilter(self.tools, one=self.one_call)
+            calls = ToolFilter(self.tools, one=self.one_call, forced=self.forced)
             async with aclosing(self._all(source, sampling)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
                     yield replace(delta, text=calls.push(delta.text))

@@ -174,6 +174,7 @@ class Prepared:
         max_tokens: most output tokens for each.
         tools: how the model writes calls of tools; None where an answer is none.
         one_call: whether an answer calls one tool at most.
+        forced: the tools of which an answer must call one; empty where it may be text.
         responding: the request to /v1/responses that it stands for.
     """
 
@@ -182,6 +183,7 @@ class Prepared:
     max_tokens: int
     tools: ToolForm | None = None
     one_call: bool = False
+    forced: tuple[str, ...] = ()
     responding: ResponseRequest | None = None
 
 
@@ -358,7 +360,8 @@ def _chat(request: ChatRequest, model: ServedModel, limits: Limits) -> Prepared:
     prompt = _prompt(text, request, model, "messages", pictures)
     most = request.limit or model.room_after(len(prompt.tokens))
     _check_least(request, most)
-    return Prepared(request, (prompt,), most, tools, one_call=request.parallel_tool_calls is False)
+    one_call, forced = request.parallel_tool_calls is False, request.forced
+    return Prepared(request, (prompt,), most, tools, one_call=one_call, forced=forced)
 
 
 def _check_least(sampling: Sampling, most: int) -> None:

@@ -412,6 +412,11 @@ class ChatRequest(Sampling):
         """Whether the answer must be a call of a tool."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
+    @property
+    def forced(self) -> tuple[str, ...]:
+        """The tools of which the answer must call one."""
+        return tuple(function["name"] for function in self._callable) if self.must_call else ()
+
     @cached_property
     def guide(self) -> Guide | None:
         """Kind and text of the guide that answers must follow: a call of a tool, the wanted format, or one of both."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -43,6 +43,7 @@ CUT_CALL = re.compile(
     re.DOTALL,
 )
 """What stands between calls, and the next call up to its arguments."""
+BEGUN_CALL = re.compile(r'[\s\[]*\{\s*"name"\s*:\s*"([^"\\]+)"')
 GUIDED_CALL, LONGEST_BEGINNING = '{"name":', 200
 
 
@@ -82,9 +83,10 @@ class ToolFilter:
         done: whether one call is all that is wanted, and it is complete; the answer need not go on.
     """
 
-    def __init__(self, form: ToolForm, *, one: bool = False) -> None:
-        """Take the form, and whether the first call is all that is wanted."""
+    def __init__(self, form: ToolForm, *, one: bool = False, forced: Sequence[str] = ()) -> None:
+        """Take the form, whether the first call is all that is wanted, and the tools of which one must be called."""
         self._form, self._held, self._holding, self._one = form, "", form is ToolForm.GUIDED_LIST, one
+        self._forced = forced
         self.done = False
 
     def push(self, text: str) -> str:
@@ -117,6 +119,10 @@ class ToolFilter:
             held = _first_call(self._form, held) or held
         found = _cut_calls(held) if cut else []
         found = found or [(name, _written(arguments)) for name, arguments in _calls(self._form, held)]
+        if cut and self._forced and not found:  # what there is of the form is no text of the model
+            begun = BEGUN_CALL.match(held)
+            names = self._forced if len(self._forced) == 1 else begun.groups() if begun else ()
+            held, found = "", [(name, "") for name in names]
         calls = tuple(ToolCall(index, *call) for index, call in enumerate(found[: 1 if self._one else None]))
         return ("", calls) if calls else (held, ())
 

@@ -81,6 +81,18 @@ def test_several_calls_come_where_the_client_says_so(client: Any) -> None:
         assert all(json.loads(call.function.arguments)["city"] in ("Ulm", "Bonn") for call in calls[:-1])
 
 
+@pytest.mark.parametrize(("choice", "names"), [("required", []), (NAMED, ["trains"])])
+def test_a_forced_call_that_is_cut_at_once_is_no_text(client: Any, choice: object, names: list[str]) -> None:
+    (cut,) = chat(client, tool_choice=choice, max_tokens=1).choices
+    assert (cut.message.content or "", cut.finish_reason) == ("", "length")
+    assert [(call.function.name, call.function.arguments) for call in cut.message.tool_calls or ()] == [
+        (name, "") for name in names
+    ]
+    chunks = [chunk.choices[0] for chunk in chat(client, tool_choice=choice, stream=True, max_tokens=1)]
+    assert not any(chunk.delta.content for chunk in chunks)
+    assert [call.function.name for chunk in chunks for call in chunk.delta.tool_calls or ()] == names
+
+
 @pytest.mark.parametrize("choice", ["required", NAMED])
 def test_a_call_that_is_cut_has_the_arguments_so_far(client: Any, choice: object) -> None:
     """As OpenAI and vLLM (a named tool) answer; the client reads from the reason that they are not complete."""

@@ -27,6 +27,7 @@ CALLED_BY_A_LIBRARY = {
         "httptools' parser calls its protocol",
     ),
     "render_broken_contract": "import-linter's contract",
+    "redirect_request": "urllib's openers ask their handler of redirects",
     "_repr_html_": "IPython shows a value by it",
 }
 

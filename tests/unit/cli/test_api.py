@@ -40,13 +40,14 @@ def test_a_plan_is_a_record_a_text_and_a_page(folder):
     ("call", "message"),
     [
         (lambda: api.plan("quant=fp9"), "quant=fp9 is not known"),
+        (lambda: api.plan(["quant=fp8"]), r"\['quant=fp8'\] is not an override.*f\(\*list\)"),
         (lambda: api.plan("quant", "fp8"), r"'quant' is not a valid override"),
         (lambda: api.run("serve"), "'serve' is not a target.*until it is stopped"),
         (lambda: api.run("bild"), "'bild' is not a target.*build"),
         (lambda: api.plan("config=missing.yaml"), "missing.yaml' is not a file"),
         (lambda: api.size("model=llama_3_8b"), "sizing"),
     ],
-    ids=["value", "word", "serve", "target", "file", "size"],
+    ids=["value", "list", "word", "serve", "target", "file", "size"],
 )
 def test_faults_are_those_of_the_command(call, message):
     with pytest.raises(UserError, match=message):

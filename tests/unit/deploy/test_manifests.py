@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -13,11 +14,13 @@ import pytest
 import yaml
 
 from pipelines.deploy.commands import _image, files
-from pipelines.deploy.config import ManifestSettings
+from pipelines.deploy.config import FetchSettings, ManifestSettings
 from pipelines.deploy.facts import RepositoryFacts, Sizes, sizes
+from pipelines.deploy.pods import serve_arguments
 from pipelines.domain.units import GIB
 from pipelines.engines.tensorrt_llm.llm_api import complaints
 from pipelines.serving.config import ServingSettings
+from pipelines.settings.compose import load
 from tests.conftest import REFERENCE
 from tests.support.deployments import KINDS, build, by_kind, deployed, templates, write
 
@@ -114,7 +117,7 @@ def test_a_route_divides_the_requests_between_two_versions(more, weights, tmp_pa
     assert named == weights
     service = by_kind(build(write(new, tmp_path / "out")), "Service")
     assert {ref["port"] for ref in rule["backendRefs"]} <= {port["port"] for port in service["spec"]["ports"]}
-    assert rule["timeouts"]["request"] == "600s"  # as long as the service lets an answer stream
+    assert rule["timeouts"]["request"] == "620s"  # the service's own 504 comes first, and nginx's after it
     made["spec"]["rules"][0]["backendRefs"][0]["share"] = 3
     with pytest.raises(jsonschema.ValidationError, match="share"):
         check(made)
@@ -342,6 +345,12 @@ def test_an_hour_of_cold_start_stays_within_what_kubernetes_allows():
     assert (made.scale_up_s, made.scale_down_s) == (1800, 3600)
 
 
+def test_a_pod_restarts_its_server_as_often_as_the_settings_say(tmp_path):
+    new = replace(deployed(tmp_path, "cpu"), serving=ServingSettings(restarts=0))
+    assert "serving.restarts=0" in serve_arguments(new)
+    assert load(serve_arguments(new)[1:]).serving.restarts == 0
+
+
 def test_a_fixed_number_of_replicas_has_no_hpa(tmp_path):
     made = deployed(tmp_path, "gpu", replicas=3, max_replicas=3)
     assert not any("autoscaler" in name or "adapter" in name for name in files(made))
@@ -353,6 +362,8 @@ def test_the_token_is_a_reference_and_reaches_the_fetch_container_alone(tmp_path
     template = templates(things)["server"]
     fetch = container(template, "fetch")
     assert fetch["command"] == ["hf", "download", "org/name", "--local-dir", "/repository"]
+    pinned = FetchSettings(hub="org/name@refs/pr/3").words
+    assert pinned == ("hf", "download", "org/name", "--revision", "refs/pr/3", "--local-dir", "/repository")
     assert {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}} in fetch["env"]
     assert fetch["envFrom"] == [{"secretRef": {"name": "store"}}]
     server = json.dumps(container(template, "server"))

@@ -75,7 +75,7 @@ def test_a_broken_thing_is_said_last_with_what_to_do():
     verdict = CombinationVerdict("openvino", "tiny_llama", "fp8", works=True)
     page = render(Diagnosis({"Places": [broken]}, [verdict], [broken]))
     assert page.splitlines()[-2].startswith("The configured pipeline does not run here:")
-    assert "!! store: /data is not writable Give another folder" in page.splitlines()[-1]
+    assert "!! store: /data is not writable. Give another folder" in page.splitlines()[-1]
 
 
 def test_what_the_configured_pipeline_needs_decides_the_exit_code(tmp_path, capsys, monkeypatch):

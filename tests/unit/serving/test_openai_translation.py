@@ -352,6 +352,29 @@ def test_a_cut_answer_calls_with_the_arguments_so_far(form: ToolForm, text: str,
     assert shown + rest == ("" if calls else text)
 
 
+@pytest.mark.parametrize(
+    ("form", "forced", "text", "calls"),
+    [
+        (ToolForm.GUIDED, ("f",), '{"na', [("f", "")]),
+        (ToolForm.GUIDED, ("f",), "", [("f", "")]),
+        (ToolForm.GUIDED, ("f", "g"), '{"name": "g", "arg', [("g", "")]),
+        (ToolForm.GUIDED, ("f", "g"), '{"name": "g', []),
+        (ToolForm.GUIDED_LIST, ("f", "g"), '[{"name":"f"', [("f", "")]),
+        (ToolForm.GUIDED_LIST, ("f", "g"), f'[{F} {{}}}}, {{"na', [("f", "{}")]),
+        (ToolForm.GUIDED, ("f",), f'{F} {{"city": "U', [("f", '{"city": "U')]),
+    ],
+)
+def test_a_forced_call_that_is_cut_is_never_text(
+    form: ToolForm, forced: tuple[str, ...], text: str, calls: list[tuple[str, str]]
+) -> None:
+    """As OpenAI answers: the form of the guide is not the model's text."""
+    held = ToolFilter(form, forced=forced)
+    shown = held.push(text)
+    rest, found = held.rest(cut=True)
+    assert [(call.name, call.arguments) for call in found] == calls
+    assert shown + rest == ""
+
+
 def test_an_answer_that_ends_with_a_broken_call_is_text() -> None:
     held = ToolFilter(ToolForm.GUIDED)
     text = '{"name": "f", "arguments": {"city": "U'
