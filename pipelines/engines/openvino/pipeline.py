@@ -19,7 +19,7 @@ from pipelines.domain.units import show_bytes
 from pipelines.engines.openvino.build import MODEL_FILE, save_graph
 from pipelines.engines.openvino.generation_request import GenerationRequest, Guides
 from pipelines.engines.openvino.memory import KV_BLOCK_TOKENS, blocks_of, kv_fault
-from pipelines.engines.openvino.prompt_table import Array, TablePlaces, mapped_table
+from pipelines.engines.openvino.prompt_table import PROBED, Array, TablePlaces, mapped_table
 from pipelines.engines.openvino.runtime import (
     FIRST_TOKENS,
     EngineFolder,
@@ -125,8 +125,8 @@ def open_table(folder: EngineFolder, pipeline: genai.ContinuousBatchingPipeline)
 
     def is_read(table: Array) -> bool:
         seen = []
-        for sign, generation in ((1, 0), (-1, 1)):
-            table[0] = sign * row
+        for generation in range(PROBED):
+            table[0] = row if generation else -row
             seen.append(_log_prob(pipeline, vocab_size + rows * generation))
         return seen[0] != seen[1]
 

@@ -31,6 +31,8 @@ from pipelines.domain.errors import UserError
 Array = np.ndarray[Any, Any]
 
 NAME = "prompt_embedding_table"
+PROBED = 2
+"""Generations of ids that looking for the table uses; the pipeline keeps the KV of what it read there."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,7 +176,7 @@ class TablePlaces:
         """
         self._memory, self._vocab_size = memory, vocab_size
         self._free = list(range(len(memory)))
-        self._generation = 0
+        self._generation = PROBED - 1  # of the last rows
         self._placed: OrderedDict[bytes, _Placed] = OrderedDict()  # the one unused for longest first
 
     def fits(self, table: PromptTable) -> bool:

@@ -139,6 +139,15 @@ def test_requests_in_flight_keep_their_own_rows(workshop: Workshop, llama: Any) 
     assert again.tokens == made[0][1]
 
 
+def test_the_first_rows_are_read_where_the_probe_of_the_table_has_been(workshop: Workshop, llama: Any) -> None:
+    """At the start of a prompt, as a tuned prompt's are: the pipeline keeps the KV of the ids that the probe used."""
+    rows = rows_of(llama, 4, 8)
+    prompt = [*range(llama.config.vocab_size, llama.config.vocab_size + 4), *TEXT]
+    with scheduler(with_table(workshop, "llama")) as running:
+        (first,) = answers(running, [asked(prompt, NEW, table=PromptTable(rows))])
+    assert first.tokens == expected_tokens(llama, prompt, rows)
+
+
 def test_blocks_are_shared_by_content_alone(workshop: Workshop, llama: Any) -> None:
     """Two pictures with one question share nothing; the same picture shares its blocks, also from another request."""
     question = [2, *np.random.default_rng(3).integers(20, 900, 80).tolist()]
