@@ -69,6 +69,7 @@ def table(
     rows: Sequence[Sequence[str] | str],
     *,
     left: int = 1,
+    repeated: int | None = None,
     text_columns: Collection[int] = (),
     groups: Sequence[str] = (),
     indent: int = 0,
@@ -80,7 +81,8 @@ def table(
 
     Args:
         rows: the heading first, all of the same length; a text in place of a row is a paragraph of its own.
-        left: columns at the start that hold texts and stand in every block.
+        left: columns at the start that hold texts.
+        repeated: columns at the start that stand in every block, if not those.
         text_columns: other columns that hold texts.
         groups: a title above each column, or none; neighbours with the same title share it.
         indent: blanks before every line.
@@ -95,7 +97,7 @@ def table(
         gap = 1
     widths = _squeezed(widths, texts, room - gap * (len(widths) - 1))
     lines: list[str] = []
-    for number, block in enumerate(_blocks(widths, left, room, gap)):
+    for number, block in enumerate(_blocks(widths, left if repeated is None else repeated, room, gap)):
         if number:
             lines.append("")
         if any(groups[at] for at in block if groups):
@@ -119,12 +121,12 @@ def _squeezed(widths: list[int], texts: Collection[int], room: int) -> list[int]
     return widths
 
 
-def _blocks(widths: Sequence[int], left: int, room: int, gap: int) -> list[list[int]]:
-    """Split the columns into as many blocks as needed; each repeats the first `left` columns."""
-    fixed, blocks = list(range(left)), [list(range(left))]
-    for at in range(left, len(widths)):
+def _blocks(widths: Sequence[int], repeated: int, room: int, gap: int) -> list[list[int]]:
+    """Split the columns into as many blocks as needed; each repeats the first ones."""
+    fixed, blocks = list(range(repeated)), [list(range(repeated))]
+    for at in range(repeated, len(widths)):
         taken = [*blocks[-1], at]
-        if len(blocks[-1]) > left and sum(widths[i] for i in taken) + gap * (len(taken) - 1) > room:
+        if len(blocks[-1]) > repeated and sum(widths[i] for i in taken) + gap * (len(taken) - 1) > room:
             taken = [*fixed, at]
             blocks.append(taken)
         blocks[-1] = taken

@@ -145,7 +145,7 @@ def benchmark_table(result: BenchmarkResult) -> str:
     marks: dict[str, str] = {}
     head = (_load_name(result), *_headings(columns), "err", "")
     rows = [head, *(_row(level, columns, marks) for level in result.levels)]
-    lines = [_heading(result), *table(rows, left=0)]
+    lines = [_heading(result), *table(rows, left=0, repeated=1)]
     lines += [wrapped(f"{mark} {text}") for text, mark in marks.items()]
     limits = result.slo.text + ("" if result.slo.name == "given" else f" ({result.slo.name})")
     if result.slo.name != "none":

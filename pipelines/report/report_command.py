@@ -190,8 +190,10 @@ def write(
     cards = write_model_cards(data, folder)
     if compared:
         say("\n" + comparison_text(comparison(data, loss)))
-    for line in picture_lines(data):
-        say(line)
+    if shown := picture_lines(data):
+        say("\nQuestions about pictures, changed answers first:")
+    for line in shown:
+        say("\n".join(wrapped(part, 4) for part in line.splitlines()))
     say(f"\nreport: {relative_to_cwd(paths.markdown.absolute())}")
     for card in cards.values():
         say(f"model card: {relative_to_cwd(card.absolute())}")

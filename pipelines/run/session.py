@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipelines.domain.errors import UserError
 from pipelines.host.disk import disk_errors
 from pipelines.host.files import write_json
-from pipelines.host.screen import ScreenProgress, say, warn
+from pipelines.host.screen import ScreenProgress, say, warn, wrapped
 from pipelines.plan.plan import Plan
 from pipelines.run import console, runner
 from pipelines.settings.root import as_yaml
@@ -38,9 +38,8 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> FinishedRu
         raise UserError.of(plan.refusals)
     runs, config = plan.settings.paths.runs, as_yaml(plan.settings)
     with run_folder(plan.command, runs, config, overrides) as folder, disk_errors("The run", store.root):
-        say(f"engine: {plan.deployment.engine.name} ({plan.reason})")
-        for note in plan.notes:
-            say(note)
+        for note in (f"engine: {plan.deployment.engine.name} ({plan.reason})", *plan.notes):
+            say(wrapped(note))
         for warning in plan.warnings:
             warn(str(warning))
         recover(store)

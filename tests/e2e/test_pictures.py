@@ -17,7 +17,7 @@ def test_from_the_models_name_to_a_report_with_pictures(cli):
     before, after = (json.loads(file.read_text())["overall"]["accuracy"] for file in (baseline, result))
     assert before > 0.85
     assert before - 0.2 < after
-    assert re.search(r"picture: .*\n +.*16 bit \w+, int4_awq \w+", said)
+    assert re.search(r"picture: [^?]+\?\s+16 bit \w+, int4_awq \w+", said)
     page = next(cli.folder.rglob("tiny_llava/report.html")).read_text()
     assert page.count("data:image/png;base64,") == 6
     assert "16 bit: " in page

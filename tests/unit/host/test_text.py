@@ -87,3 +87,14 @@ def test_a_paragraph_stands_in_the_first_block_alone(monkeypatch):
     lines = table([WIDE[0], "a paragraph", *WIDE[1:]])
     assert lines.count("a paragraph") == 1
     assert lines[1] == "a paragraph"
+
+
+def test_every_block_of_a_table_names_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the first column holds numbers, such as loads."""
+    monkeypatch.setenv("COLUMNS", "60")
+    rows = [("load", *(f"column {n}" for n in range(8))), *((str(load), *["1"] * 8) for load in (8, 32))]
+    lines = table(rows, left=0, repeated=1)
+    assert max(map(len, lines)) < 60
+    heads = [line.split()[0] for line in lines if line]
+    assert len(heads) > 3
+    assert heads == ["load", "8", "32"] * (len(heads) // 3)
