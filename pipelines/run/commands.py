@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import UserError, refuse
 from pipelines.engines.registry import runtime_version
 from pipelines.engines.tensorrt_llm.folder import fit_faults
 from pipelines.host.disk import check_folders
@@ -95,8 +95,8 @@ def serve(overrides: Sequence[str]) -> int:
     else:
         if not folder.is_dir():
             raise UserError(f"serving.repository='{folder}' does not exist.", todo="Write one: make repository")
-        if faults := [*filter(None, [why_no_key(settings.serving)]), *port_faults(settings.serving)]:
-            raise UserError.of(faults)  # before its bytes are read
+        # before its bytes are read
+        refuse([*filter(None, [why_no_key(settings.serving)]), *port_faults(settings.serving)])
         if (folder / MANIFEST).is_file():  # a copy has it too; without one its bytes are not known
             store, place = Store(settings.paths.store), folder.absolute()
             store.check(Artifact(place, read_manifest(place)))

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.serving.config import USUAL_PORTS, ServingSettings
 
 # Below the range that Linux uses for outgoing connections (32768 and up), so that none of those takes one of our
@@ -91,8 +91,7 @@ def choose_ports(settings: ServingSettings, *, usual: bool = False) -> dict[str,
     Raises:
         UserError: see `port_faults`.
     """
-    if faults := port_faults(settings):
-        raise UserError.of(faults)
+    refuse(port_faults(settings))
     hosts = settings.listens_on
     chosen = {name: port for name in hosts if (port := getattr(settings, name)) is not None}
     for name in hosts:
