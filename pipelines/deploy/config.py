@@ -178,6 +178,10 @@ Gib = Annotated[float, Field(gt=0)]
 SECRET_WORDS = re.compile("token|password|passwd|secret|credential|api_?key", re.IGNORECASE)
 
 
+FROM_HUB = 'hf download "$@" --local-dir /repository && rm -rf /repository/.cache /repository/.gitattributes'
+"""What the Hub and its client add must go again: Triton takes each folder for a model, and added files are refused."""
+
+
 class FetchSettings(Group):
     """An init container that puts the repository into an empty folder before the server starts.
 
@@ -199,7 +203,7 @@ class FetchSettings(Group):
         if self.hub is not None:
             name, _, revision = self.hub.partition("@")
             pinned = ("--revision", revision) if revision else ()
-            return ("hf", "download", name, *pinned, "--local-dir", "/repository")
+            return ("sh", "-c", FROM_HUB, "hf", name, *pinned)
         return self.command
 
     @model_validator(mode="after")

@@ -23,6 +23,7 @@ from pipelines.serving.config import ServingSettings
 from pipelines.settings.compose import load
 from tests.conftest import REFERENCE
 from tests.support.deployments import KINDS, build, by_kind, deployed, templates, write
+from tests.support.hub_server import HubServer
 
 SERVE_OPTIONS = Path(__file__).parents[2] / "support" / "trtllm_serve_options.json"
 """Options of trtllm-serve, from NVIDIA's sources."""
@@ -345,6 +346,21 @@ def test_an_hour_of_cold_start_stays_within_what_kubernetes_allows():
     assert (made.scale_up_s, made.scale_down_s) == (1800, 3600)
 
 
+def test_a_repository_of_the_hub_arrives_without_what_the_hub_adds(tmp_path):
+    """Triton would take the client's folder for a model, and the server refuses files that its manifest lacks."""
+    uploaded, arrived = tmp_path / "uploaded", tmp_path / "arrived"
+    for name in (".gitattributes", "manifest.json", "ensemble/config.pbtxt"):
+        (uploaded / name).parent.mkdir(parents=True, exist_ok=True)
+        (uploaded / name).write_text(name)
+    with HubServer() as hub:
+        hub.add("org/name", uploaded, branches=("v1",))
+        command = [word.replace("/repository", str(arrived)) for word in FetchSettings(hub="org/name@v1").words]
+        path = f"{Path(sys.prefix) / 'bin'}:/usr/bin:/bin"
+        env = {"PATH": path, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        subprocess.run(command, env=env, check=True, capture_output=True)
+    assert sorted(path.name for path in arrived.iterdir()) == ["ensemble", "manifest.json"]
+
+
 def test_a_pod_restarts_its_server_as_often_as_the_settings_say(tmp_path):
     new = replace(deployed(tmp_path, "cpu"), serving=ServingSettings(restarts=0))
     assert "serving.restarts=0" in serve_arguments(new)
@@ -361,9 +377,7 @@ def test_the_token_is_a_reference_and_reaches_the_fetch_container_alone(tmp_path
     things = built(tmp_path, "gpu", **FULL)
     template = templates(things)["server"]
     fetch = container(template, "fetch")
-    assert fetch["command"] == ["hf", "download", "org/name", "--local-dir", "/repository"]
-    pinned = FetchSettings(hub="org/name@refs/pr/3").words
-    assert pinned == ("hf", "download", "org/name", "--revision", "refs/pr/3", "--local-dir", "/repository")
+    assert fetch["command"] == list(FetchSettings(hub="org/name").words)
     assert {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}} in fetch["env"]
     assert fetch["envFrom"] == [{"secretRef": {"name": "store"}}]
     server = json.dumps(container(template, "server"))
