@@ -140,7 +140,7 @@ def test_a_repository_with_an_engine_of_another_gpu_is_not_served(cli, made):
     ("fault", "message"),
     [
         ("memory", r"trtllm-build failed \(exit code 1\): .*OutOfMemory.*Lower build\.max_num_tokens"),
-        ("silent", r"trtllm-build failed \(exit code 1\): "),
+        pytest.param("silent", r"trtllm-build failed \(exit code 1\): ", marks=pytest.mark.thorough),
         ("disk", r"Stage build stopped: the disk of .* is full"),
     ],
 )
@@ -157,7 +157,9 @@ def test_a_failing_build_says_why_and_keeps_its_log(cli, made, fault, message):
         assert "TensorRT-LLM version: 1.2.1" in open(log).read()  # noqa: PTH123, SIM115
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough), signal.SIGKILL]
+)
 def test_a_stopped_build_leaves_nothing_running(cli, made, number):
     slow = Cli(cli.folder, cli.store, {**cli.environment, "EMULATED_SECONDS": "61.25"})
     process = slow.start("build", *WORDS, "build.max_batch_size=2")

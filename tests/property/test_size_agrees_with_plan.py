@@ -27,6 +27,7 @@ QUESTIONS = {
     "reuse": ["model=mistral_7b_v0_3", "hardware=h100_sxm", "quant=int4_awq", "kv_cache=fp8", "reuse=system_prompt"],
     "LLM API": ["model=llama_3_8b", "hardware=b200_sxm", "engine=tensorrt_llm_llmapi", "sizing.formats=auto"],
 }
+OFTEN = ("every format", "reuse", "LLM API")
 
 
 def accepted(words):
@@ -44,7 +45,10 @@ def accepted(words):
     return passed
 
 
-@pytest.mark.parametrize("words", QUESTIONS.values(), ids=QUESTIONS)
+@pytest.mark.parametrize(
+    "words",
+    [pytest.param(q, id=name, marks=[] if name in OFTEN else [pytest.mark.thorough]) for name, q in QUESTIONS.items()],
+)
 def test_a_plan_accepts_what_size_calls_possible(tmp_path, words):
     passed = accepted([*words, *LOAD])
     assert bool(passed) == ("reuse=system_prompt" not in words)  # ruled out in this format with an FP8 cache

@@ -28,7 +28,12 @@ def spec_of(bits: float, candidates=FP8_AWQ, **options) -> QuantSpec:
 
 
 @pytest.mark.parametrize(
-    ("kind", "bits"), [("llama", 4.0), pytest.param("tied", 9.0, marks=pytest.mark.thorough), ("gemma", 6.0)]
+    ("kind", "bits"),
+    [
+        ("llama", 4.0),
+        pytest.param("tied", 9.0, marks=pytest.mark.thorough),
+        pytest.param("gemma", 6.0, marks=pytest.mark.thorough),
+    ],
 )
 def test_a_mix_spends_at_most_the_bits_it_was_given(kind, bits, models, texts, tmp_path) -> None:
     """The head, which is not quantized, is not counted, tied or not; and the bound is used up to one linear."""
@@ -72,6 +77,7 @@ def test_the_same_search_twice_is_the_same_checkpoint(models, texts, tmp_path) -
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 
+@pytest.mark.thorough
 def test_a_mix_for_two_ranks_with_an_8_bit_cache(models, texts, tmp_path) -> None:
     """quant_cfg.json names the format of the cache, because TensorRT-LLM reads it there."""
     spec = mix_spec(FP8_AWQ, 6.0, texts=4, kv_cache=KvFormat.FP8, group_size=64)
@@ -81,6 +87,7 @@ def test_a_mix_for_two_ranks_with_an_8_bit_cache(models, texts, tmp_path) -> Non
     assert json.loads((tmp_path / "quant_cfg.json").read_text())["kv_cache_quant_algo"] == "FP8"
 
 
+@pytest.mark.thorough
 def test_int8_is_mixed_too(models, texts, tmp_path) -> None:
     facts = quantize(models["llama"], tmp_path, spec_of(6.0, (QFormat.INT8_SQ, QFormat.INT4_AWQ)), texts, CALIBRATION)
     assert set(facts["formats"].values()) <= {"int8_sq", "int4_awq", "none"}

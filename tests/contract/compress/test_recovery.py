@@ -33,7 +33,7 @@ from tests.support.trained import GEMMA, LLAMA, SHORT, texts, weights  # noqa: E
 INT4, INT8 = QuantSettings(qformat=QFormat.INT4_WO), QuantSettings(qformat=QFormat.INT8_WO)
 
 
-@pytest.fixture(scope="module", params=[LLAMA, GEMMA], ids=["llama", "gemma"])
+@pytest.fixture(scope="module", params=[LLAMA, pytest.param(GEMMA, marks=pytest.mark.thorough)], ids=["llama", "gemma"])
 def sparse(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A bundled model and what magnitude pruning makes of it."""
     folder = tmp_path_factory.mktemp("sparse") / "model"
@@ -114,6 +114,7 @@ def test_a_killed_training_goes_on_to_the_same_weights(tmp_path: Path, kind: str
     assert facts["loss_before"] == whole["loss_before"]
 
 
+@pytest.mark.thorough
 def test_other_settings_begin_anew(tmp_path: Path) -> None:
     """What another training has left is not taken for its own."""
     left = tmp_path / "out" / PARTIAL
@@ -130,6 +131,7 @@ def test_a_loss_that_is_no_number_stops_with_step_and_rate(tmp_path: Path) -> No
         recover(LLAMA, None, tmp_path / "out", spec, texts())
 
 
+@pytest.mark.thorough
 def test_the_checkpoint_from_before_such_a_loss_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Failed before: the folder was removed."""
     real, calls = training._Recovery.compute_loss, iter(range(99))
@@ -205,6 +207,7 @@ def _trained(tmp_path: Path, **changes: Any) -> tuple[dict[str, Any], dict[str, 
     return facts, weights(folder)
 
 
+@pytest.mark.thorough
 def test_accumulated_batches_make_the_update_of_one_large_batch(tmp_path: Path) -> None:
     """But for a few of four million weights, rounded to another value of bf16; half of them differ after less data."""
     whole, split, small = (
@@ -219,6 +222,7 @@ def test_accumulated_batches_make_the_update_of_one_large_batch(tmp_path: Path) 
         assert ((split[name].float() - value.float()).abs() <= step + 2e-5).all(), name
 
 
+@pytest.mark.thorough
 def test_checkpointed_activations_are_computed_twice_and_change_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +240,7 @@ def test_checkpointed_activations_are_computed_twice_and_change_nothing(
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
+@pytest.mark.thorough
 def test_bfloat16_is_the_precision_of_the_arithmetic_and_not_of_the_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

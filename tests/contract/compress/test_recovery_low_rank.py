@@ -19,7 +19,11 @@ from tests.support.trained import GEMMA, LLAMA, SHORT, texts, weights  # noqa: E
 MORE = SHORT | {"learning_rate": 2e-3}
 
 
-@pytest.mark.parametrize(("model", "teacher"), [(LLAMA, LLAMA), (GEMMA, None)], ids=["llama distill", "gemma finetune"])
+@pytest.mark.parametrize(
+    ("model", "teacher"),
+    [(LLAMA, LLAMA), pytest.param(GEMMA, None, marks=pytest.mark.thorough)],
+    ids=["llama distill", "gemma finetune"],
+)
 def test_a_sparse_model_learns_with_low_rank_and_stays_sparse(
     tmp_path: Path, model: Path, teacher: Path | None
 ) -> None:

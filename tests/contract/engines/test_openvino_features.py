@@ -175,6 +175,7 @@ def test_a_quantized_kv_cache_is_smaller_and_answers_stay(build, workshop) -> No
     assert equal_start(u4, expected) > 0.2  # 4 bits are felt: 0.46 here
 
 
+@pytest.mark.thorough
 def test_a_window_keeps_the_kv_cache_constant_over_1500_tokens(build) -> None:
     """128 tokens are 4 blocks, and one is being filled; without a window there are 47 in the end."""
     blocks: list[float] = []

@@ -94,7 +94,9 @@ OpenVinoEngine().build(Path(sys.argv[1]), limits, Path(sys.argv[2]), SilentProgr
 """
 
 
-@pytest.mark.parametrize(("kind", "qformat"), [("gemma", QFormat.INT4_AWQ), ("llama", QFormat.NVFP4)])
+@pytest.mark.parametrize(
+    ("kind", "qformat"), [pytest.param("gemma", QFormat.INT4_AWQ, marks=pytest.mark.thorough), ("llama", QFormat.NVFP4)]
+)
 def test_equal_checkpoints_give_equal_bytes(kind: str, qformat: QFormat, workshop: Workshop, tmp_path: Path) -> None:
     """Whatever was built before in the process: twice here, with others before, and once in a process of its own."""
     checkpoint = workshop.checkpoint(kind, qformat)

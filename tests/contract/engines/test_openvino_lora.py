@@ -111,7 +111,7 @@ def test_two_adapters_and_none_answer_together_each_in_its_way(
     assert paged.tokens[: len(answer)] == answer
 
 
-@pytest.mark.parametrize("qformat", [QFormat.INT8_WO, QFormat.INT4_WO])
+@pytest.mark.parametrize("qformat", [pytest.param(QFormat.INT8_WO, marks=pytest.mark.thorough), QFormat.INT4_WO])
 def test_weights_may_be_quantized_when_activations_are_not(workshop: Workshop, qformat: QFormat) -> None:
     prompts, questions = quiz(6)
     engine = workshop.engine(workshop.checkpoint("gemma", qformat))

@@ -89,7 +89,7 @@ def test_one_thread_is_enough(kind: str, workshop: Workshop) -> None:
     assert relative_error(found, torch_logits(workshop.plain(kind), workshop.batch(kind))) <= 1e-2
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param("gemma", marks=pytest.mark.thorough), "llama"])
 def test_greedy_text_is_transformers(kind: str, workshop: Workshop) -> None:
     """64 greedy tokens of 10 prompts are the same, through paged attention and in-flight batching."""
     model = as_exported(workshop.plain(kind, torch.float32), kind)
@@ -144,6 +144,7 @@ def test_a_mix_of_formats_is_the_simulation(kind: str, candidates: tuple[QFormat
     assert same_top(found, expected) >= 1 - FLIPPED
 
 
+@pytest.mark.thorough
 def test_a_mix_is_its_checkpoint(workshop: Workshop) -> None:
     """Decoded weights in torch, each input rounded as its own linear's format does."""
     folder = workshop.mix("llama", mix_spec(MIXES[0], 6.0, texts=4))

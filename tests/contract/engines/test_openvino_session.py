@@ -59,7 +59,7 @@ class Counted:
         self._pipeline.step()
 
 
-@pytest.fixture(scope="module", params=["gemma", "llama"])
+@pytest.fixture(scope="module", params=[pytest.param("gemma", marks=pytest.mark.thorough), "llama"])
 def session(request: pytest.FixtureRequest, workshop: Workshop) -> Iterator[OpenVinoSession]:
     """A float32 engine of each family."""
     with workshop.open(workshop.float32_checkpoint(request.param)) as opened:
@@ -250,7 +250,7 @@ def test_a_kv_cache_too_small_for_one_request_is_refused(workshop: Workshop) -> 
         session.generate([[5]], SamplingParams(1), SILENT)
 
 
-@pytest.mark.parametrize("kv", [KvFormat.FP8, KvFormat.INT8])
+@pytest.mark.parametrize("kv", [pytest.param(KvFormat.FP8, marks=pytest.mark.thorough), KvFormat.INT8])
 def test_generation_with_an_8_bit_kv_cache_runs(kv: KvFormat, workshop: Workshop) -> None:
     """Stored as u8 blocks; the first token comes from the prompt alone and is that of the scoring graph."""
     prompts = workshop.tokens("llama")[:4]

@@ -155,6 +155,7 @@ def test_what_is_kept_meanwhile_lies_on_the_disk_that_is_named_when_it_is_full(
     assert sorted(engines.root.iterdir()) == before
 
 
+@pytest.mark.thorough
 def test_slices_of_any_size_give_the_same_figures(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits are consumed in slices: of a whole batch of windows, or of a few tokens of one window."""
     other = engines.side("rounde-4", FC, rounded(4))
@@ -192,6 +193,7 @@ def test_layers_show_the_damaged_tensor_and_all_blocks_after_it(engines: Engines
     assert wrong["mlp.up_proj"][1] == pytest.approx(by_hand, rel=0.01)  # the checkpoint keeps bf16
 
 
+@pytest.mark.thorough
 def test_a_factor_per_input_channel_is_no_error_where_formats_move_it(engines: Engines) -> None:
     factors = np.linspace(0.5, 2, SHAPE.hidden_size).astype(np.float32)
     other = engines.side("smooth", FC, lambda weight: weight * factors)
@@ -233,9 +235,16 @@ BLOCK = ("transformer.layers.1.post_layernorm.weight", slice(None), [0, 0], "dec
     [
         (*BLOCK, SamplingParams(6)),
         pytest.param(*BLOCK, SamplingParams(6, temperature=0.7), marks=pytest.mark.thorough),
-        (*BLOCK, SamplingParams(6, frozenset({0}))),
+        pytest.param(*BLOCK, SamplingParams(6, frozenset({0})), marks=pytest.mark.thorough),
         ("transformer.ln_f.weight", slice(None), [0, 0], "it is the last norm or the head", SamplingParams(6)),
-        ("transformer.vocab_embedding.weight", 7, [5, 6, 7], "decoder block 0 is the first", SamplingParams(6)),
+        pytest.param(
+            "transformer.vocab_embedding.weight",
+            7,
+            [5, 6, 7],
+            "decoder block 0 is the first",
+            SamplingParams(6),
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_answers_written_from_nan_are_refused_with_the_block_too(

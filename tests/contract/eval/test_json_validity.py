@@ -84,6 +84,7 @@ def test_the_schemas_are_schemas_and_the_questions_stay_the_same() -> None:
     assert len(first) == len(SCHEMAS) == 12
 
 
+@pytest.mark.thorough
 def test_what_the_engine_finishes_under_guidance_is_valid(session: Session) -> None:
     """Without guidance the bundled model writes no JSON at all; cut answers are not valid."""
     guided, free = ask(session, guided=True), ask(session, guided=False)

@@ -156,6 +156,7 @@ def test_the_baseline_is_asked_once_for_all_formats(ask) -> None:
     assert first.baseline == second.baseline
 
 
+@pytest.mark.thorough
 def test_among_several_formats_asking_goes_on(ask) -> None:
     """A verdict that has to hold among a hundred needs more questions, which begin with the same ones."""
     alone = ask(Scores("none"), Scores("fp8"))
@@ -176,6 +177,7 @@ def test_too_few_questions_are_said_before_the_first_one(checkpoint, recorder) -
     ]
 
 
+@pytest.mark.thorough
 def test_a_torn_line_of_a_killed_run_is_asked_again(ask, tmp_path) -> None:
     found = ask(Scores("none"), Scores("fp8", noise=0.05))
     file = tmp_path / "fp8.jsonl"

@@ -34,7 +34,7 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def served(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[TritonServer]:
     if fault := why_no_server(SERVING):
         pytest.skip(str(fault))
@@ -46,13 +46,13 @@ def served(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[T
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def openai_service(served: TritonServer) -> Iterator[OpenAiFrontend]:
     with OpenAiFrontend(served) as service:
         yield service
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def references(served: TritonServer) -> References:
     """What well-behaved clients got before anybody misbehaved."""
     return References(served)

@@ -80,7 +80,9 @@ def place(tree: ast.Module, name: str, lines: list[str], code: str) -> tuple[int
     raise AssertionError(f"there is no {name}")
 
 
-@pytest.mark.parametrize("title", RECIPES)
+@pytest.mark.parametrize(
+    "title", [pytest.param(each, marks=pytest.mark.thorough) if "format" in each else each for each in RECIPES]
+)
 def test_a_recipe_works_as_it_stands(title: str, tmp_path: Path) -> None:
     for name in FOLDERS:
         shutil.copytree(ROOT / name, tmp_path / name, symlinks=True)  # with bytecode, which is valid there too

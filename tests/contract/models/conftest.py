@@ -22,18 +22,18 @@ SERVING = ServingSettings(drain_timeout_s=5, startup_timeout_s=60)
 QUEUE = 8
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def repository(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Path:
     root = tmp_path_factory.mktemp("models")
     return write_gemma(root, shared=shared, max_queue_size=QUEUE, triton_max_batch_size=4, stats_check_period_ms=20)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def engine(repository: Path) -> Path:
     return repository.parent / "engine"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(repository: Path) -> Iterator[TritonServer]:
     if fault := why_no_server(SERVING):
         pytest.skip(str(fault))

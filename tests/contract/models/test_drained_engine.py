@@ -18,7 +18,7 @@ TOKENS = 400
 PATIENT = SERVING.model_copy(update={"drain_timeout_s": 60})  # 400 tokens take a second, and longer on a busy machine
 
 
-@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble"])
+@pytest.mark.parametrize("model", [pytest.param("tensorrt_llm", marks=pytest.mark.thorough), "ensemble"])
 def test_a_stream_over_grpc_gets_all_its_tokens(repository: Path, model: str) -> None:
     """Once asked to end, tritonserver would unload the models of such requests at once."""
     if fault := why_no_server(SERVING):
@@ -38,7 +38,7 @@ def test_a_stream_over_grpc_gets_all_its_tokens(repository: Path, model: str) ->
     assert sum(int(part["num_output_tokens"].item()) for part in [first, *answer.parts]) == TOKENS
 
 
-@pytest.mark.parametrize("keep_alive", ["HTTP", "gRPC"])
+@pytest.mark.parametrize("keep_alive", ["HTTP", pytest.param("gRPC", marks=pytest.mark.thorough)])
 def test_a_client_that_keeps_a_connection_open_does_not_hold_up_the_end(repository: Path, keep_alive: str) -> None:
     """By itself, tritonserver waits for it for the whole drain timeout."""
     if fault := why_no_server(SERVING):

@@ -118,6 +118,7 @@ def test_sampling_with_a_draft_model_is_refused(served: Client) -> None:
     assert ask(served, "It is known that", top_k=5, lora_task_id=adapter(1)).text
 
 
+@pytest.mark.thorough
 def test_a_window_that_is_no_multiple_of_a_block_stops_the_load(engine: Path, tmp_path: Path) -> None:
     """The message reaches the log of the server that does not start."""
     spec = RepositorySpec(flavour="openvino", label="tiny_gemma", variant="none", enable_kv_cache_reuse=False)

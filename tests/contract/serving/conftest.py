@@ -18,13 +18,13 @@ from tests.contract.serving.echo_repository import write_served_echo
 SETTINGS = ServingSettings(openai=True, drain_timeout_s=5, startup_timeout_s=60)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def echo_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The echoing model with a tokenizer of its words, a chat template and a room of 64 tokens."""
     return write_served_echo(tmp_path_factory.mktemp("echo"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def echo_server(echo_repository: Path) -> Iterator[TritonServer]:
     if fault := why_no_server(SETTINGS):
         pytest.skip(str(fault))
@@ -32,7 +32,7 @@ def echo_server(echo_repository: Path) -> Iterator[TritonServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def frontend(echo_server: TritonServer) -> Iterator[OpenAiFrontend]:
     with OpenAiFrontend(echo_server) as service:
         yield service

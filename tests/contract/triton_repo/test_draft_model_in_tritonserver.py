@@ -373,7 +373,7 @@ def until_quiet(count):
     return before
 
 
-@pytest.mark.parametrize("drafts", [{}, {"num_draft_tokens": 4}])
+@pytest.mark.parametrize("drafts", [{}, pytest.param({"num_draft_tokens": 4}, marks=pytest.mark.thorough)])
 def test_a_client_that_goes_ends_the_generation(ask, drafts):
     ask.begin(max_tokens=2000, end_id=-1, stream=True, **drafts)
     next(ask.parts())
