@@ -26,6 +26,7 @@ ov = pytest.importorskip("openvino")
 from safetensors.torch import load_file, save_file  # noqa: E402 - after the skip
 
 KINDS = ("gemma", "llama")
+ONE_OFTEN = [pytest.param("gemma", marks=pytest.mark.thorough), "llama"]
 FLIPPED = 0.015
 """Share of next tokens that may differ: one flipped code decides between two nearly equal logits, and which codes flip
 depends on the processor's own rounding (int8_sq of gemma: 1.0 % on an Intel Xeon with VNNI, 1.1 % on an AMD EPYC)."""
@@ -82,14 +83,14 @@ def test_bf16_engine_is_transformers(kind: str, workshop: Workshop) -> None:
     assert relative_error(found, torch_logits(workshop.plain(kind), workshop.batch(kind))) <= 1e-2
 
 
-@pytest.mark.parametrize("kind", [pytest.param("gemma", marks=pytest.mark.thorough), "llama"])
+@pytest.mark.parametrize("kind", ONE_OFTEN)
 def test_one_thread_is_enough(kind: str, workshop: Workshop) -> None:
     """OpenVINO divided by zero there on processors with AMX (its issue 28550)."""
     found = workshop.logits(workshop.checkpoint(kind, QFormat.NONE), kind, inference_precision="auto", num_threads=1)
     assert relative_error(found, torch_logits(workshop.plain(kind), workshop.batch(kind))) <= 1e-2
 
 
-@pytest.mark.parametrize("kind", [pytest.param("gemma", marks=pytest.mark.thorough), "llama"])
+@pytest.mark.parametrize("kind", ONE_OFTEN)
 def test_greedy_text_is_transformers(kind: str, workshop: Workshop) -> None:
     """64 greedy tokens of 10 prompts are the same, through paged attention and in-flight batching."""
     model = as_exported(workshop.plain(kind, torch.float32), kind)
