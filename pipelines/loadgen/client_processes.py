@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from time import monotonic_ns
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from pipelines.domain.errors import UserError
@@ -30,6 +32,17 @@ def processes_for(workload: WorkloadSettings, settings: BenchmarkSettings, cpus:
     return max(1, min(-int(-needed // 1), cpus // 4))
 
 
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Keep a started process from importing the main module: a script that calls `pipelines.api` would run again."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 class ClientProcesses:
     """The processes and the pipes to them."""
 
@@ -43,7 +56,8 @@ class ClientProcesses:
         for number in range(processes):
             ours, theirs = context.Pipe()
             process = context.Process(target=main, args=(theirs, self.board.cells, number), daemon=True)
-            process.start()
+            with _without_main():
+                process.start()
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)

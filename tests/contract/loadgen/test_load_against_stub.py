@@ -303,6 +303,18 @@ def test_a_client_process_that_dies_ends_the_load_at_once() -> None:
             clients.abort()
 
 
+def test_a_script_that_measures_is_not_run_again_by_the_clients(tmp_path: Path) -> None:
+    """Scripts that call `pipelines.api` seldom begin with `if __name__ == "__main__"`."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pipelines.loadgen.client_processes import ClientProcesses\n"
+        "with ClientProcesses(1) as clients:\n    print(clients.size)\n"
+    )
+    done = subprocess.run([sys.executable, script], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr
+
+
 def test_kill_loses_only_the_level_that_ran(tmp_path: Path) -> None:
     """And leaves no client process behind."""
     with running("--ttft-ms", "10") as server, start(tmp_path, server.url, 1) as process:
