@@ -89,6 +89,7 @@ def run(target: Target, *overrides: str) -> ShownRecord[FinishedRun]:
 
     Raises:
         UserError: this machine cannot run it, or a stage found a fault in its input.
+        KeyboardInterrupt: Ctrl-C; finished stages and measured loads are kept.
     """
     made, store, finished = _run(target, overrides)
     return ShownRecord(finished, outcome_table(finished.outcomes), partial(_run_page, made, store, finished))
@@ -157,6 +158,8 @@ def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, Finishe
         raise UserError(f"'{target}' is not a target.", allowed=f"Targets: {', '.join(targets)}.", todo=todo)
     with _composing(target, overrides) as arguments:
         made, store, finished = commands.run_to(target, arguments)
+        if target in MEASURED and commands.was_interrupted(finished.outcomes):
+            raise KeyboardInterrupt  # as everywhere else; what was measured is kept
         if target == "all":
             settings = made.settings
             report_command.write(settings, store, settings.model.label, commands.variants_of(made))

@@ -153,7 +153,13 @@ def _code(outcomes: Sequence[StepOutcome]) -> int:
     if facts["complete"]:
         return 0
     complain(f"the benchmark is incomplete: {facts['reason']}. What was measured is kept.")
-    return INTERRUPTED if "interrupted" in facts["reason"] else 1
+    return INTERRUPTED if was_interrupted(outcomes) else 1
+
+
+def was_interrupted(outcomes: Sequence[StepOutcome]) -> bool:
+    """Return whether Ctrl-C ended the benchmark that these end with."""
+    facts = outcomes[-1].artifact.facts
+    return not facts["complete"] and "interrupted" in facts["reason"]
 
 
 def plan(overrides: Sequence[str]) -> int:

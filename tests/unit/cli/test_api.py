@@ -2,12 +2,14 @@
 
 import html
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from pipelines import api
 from pipelines.domain.errors import UserError
 from pipelines.plan.plan import Plan
+from pipelines.run import commands
 from pipelines.settings.groups import project_file
 
 SIZED = ("model=llama_3_8b", "quant=fp8", "hardware=h100_sxm", "workload.isl=2000", "workload.osl=200")
@@ -52,6 +54,16 @@ def test_a_plan_is_a_record_a_text_and_a_page(folder):
 def test_faults_are_those_of_the_command(call, message):
     with pytest.raises(UserError, match=message):
         call()
+
+
+@pytest.mark.parametrize("target", ["benchmark", "all"])
+def test_ctrl_c_in_a_benchmark_ends_the_script_too(monkeypatch, target):
+    """Not only this one of its benchmarks; the command exits with 130."""
+    facts = {"complete": False, "reason": "interrupted"}
+    outcomes = [SimpleNamespace(artifact=SimpleNamespace(facts=facts))]
+    monkeypatch.setattr(commands, "run_to", lambda *_: (None, None, SimpleNamespace(outcomes=outcomes)))
+    with pytest.raises(KeyboardInterrupt):
+        api.run(target)
 
 
 def test_a_project_file_counts_for_one_call(folder):
