@@ -19,6 +19,7 @@ OUTPUTS = {
     "help of a command": ["build", "--help"],
     "plan": ["plan"],
     "plan for a GPU": ["plan", "engine=tensorrt_llm", *GPU],
+    "build": ["build", "quant=int4_wo"],
     "config": ["config", "build"],
     "doctor": ["doctor", "doctor.timeout_s=0.1"],
     "size": ["size", "sizing.average_rate=5", *GPU],
