@@ -45,13 +45,18 @@ def published() -> Errors:
 
 
 def repeated() -> list[float]:
-    """Return the relative spread of MLPerf's server TTFT among submissions of one GPU, count, model and format."""
+    """Return the errors of MLPerf's server TTFT by the median of others with one GPU, count, model and format."""
     alike = defaultdict(list)
     for row in read_rows(PUBLISHED):
         if row["mode"] in MODES["MLPerf server"] and row["metric"] == "ttft_ms":
             key = ("source", "mode", "model", "gpu", "n_gpus", "precision", "stat")
             alike[tuple(row[name] for name in key)].append(float(row["value"]))
-    return [abs(each / np.median(values) - 1) for values in alike.values() if len(values) > 2 for each in values]
+    alike = {key: values for key, values in alike.items() if len(values) > 1}
+    return [
+        abs(np.median([*values[:at], *values[at + 1 :]]) / value - 1)
+        for values in alike.values()
+        for at, value in enumerate(values)
+    ]
 
 
 def kept_apart() -> tuple[Errors, list[str]]:
@@ -110,8 +115,8 @@ def main() -> None:
     text.append(f"refused: {len(refused)} rows kept apart, {len(refused_stages)} of {len(rows)} stages")
     text += sorted({*refused, *refused_stages})
     text.append(
-        f"MLPerf server TTFT of submissions with one GPU, count, model and format: {np.mean(spread):.0f} % on average "
-        f"from their median (n = {len(spread)})"
+        f"MLPerf server TTFT by the others with one GPU, count, model and format: {np.median(spread):.1f} / "
+        f"{np.mean(spread):.1f} % (median / mean, n = {len(spread)})"
     )
     sys.stdout.write("\n".join(text) + "\n")
 

@@ -23,6 +23,7 @@ from pipelines.predict.performance.models import model_named
 from pipelines.predict.performance.performance import Framework, PerformanceModel, Setup
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
 from pipelines.predict.simulator.run import IterationCost, simulate
+from scripts.published.predict import NORMAL_80
 
 STAGES = Path(__file__).parent / "data" / "stages.csv"
 METRICS = ("ttft_mean", "ttft_p99", "e2e_mean", "e2e_p99", "itl_mean")
@@ -30,8 +31,6 @@ METRICS = ("ttft_mean", "ttft_p99", "e2e_mean", "e2e_p99", "itl_mean")
 FRAMEWORK = "vLLM 0.15.1"
 FRONT_END_S = 0.006
 """Seconds from client to scheduler and back: HTTP, tokenizer, detokenizer; fitted to the stages with use=fit."""
-NORMAL_80 = 1.2816
-"""Half-width of the interval that holds 80 % of a normal distribution, in standard deviations."""
 PIECEWISE_S = 24e-6
 """Seconds that a layer takes longer in an iteration whose CUDA graph leaves out attention: Qwen2.5 1.5B (28 layers) had
 0.4 to 1.0 ms more ITL with such graphs at six rates, median 0.69 (table of 29 June 2025 in vllm-project/vllm#20059)."""

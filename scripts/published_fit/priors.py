@@ -86,10 +86,6 @@ PRIORS = {
         "seconds per request and iteration",
     ),
     "t_prefill": Prior(0.0003, 1.0, {"engine": 0.6, "family": 0.8, "offline": 0.5}, "seconds per prompt"),
-    "sparse_compute": Prior(1.27, 0.2, {}, "FLOP/s with 2:4 sparsity over dense ones"),
-    "sparse_knee": Prior(
-        1.75, 0.2, {}, "p of the smooth maximum with 2:4 sparsity, whose kernels hide less of their reads"
-    ),
     "kv_share": Prior(
         0.9,
         0.1,

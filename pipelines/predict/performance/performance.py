@@ -36,7 +36,6 @@ class Framework:
         engine: "tensorrt" or "pytorch", which several families share.
         admission: how requests get KV blocks.
         kv_follows: whether the KV cache is 8 bit when the weights are FP8 or FP4.
-        chunked: whether prompts are processed in chunks beside decoding requests.
         ahead: whether a batch is chosen while the previous iteration runs.
         all_to_all: whether it has kernels that send a token only to the ranks of its experts.
     """
@@ -46,7 +45,6 @@ class Framework:
     engine: str
     admission: Admission
     kv_follows: bool
-    chunked: bool
     ahead: bool = False
     all_to_all: bool = False
 
@@ -73,20 +71,16 @@ def framework_named(text: str) -> Framework:
         # 1.0 and 1.1 gather and scatter (pull requests 8675 and 8950 of NVIDIA/TensorRT-LLM)
         all_to_all = bool(torch and version and (int(version[1]), int(version[2])) >= (1, 2))
         engine = "pytorch" if torch else "tensorrt"
-        return Framework(name, family, engine, "GUARANTEED_NO_EVICT", True, torch, torch, all_to_all)
+        return Framework(name, family, engine, "GUARANTEED_NO_EVICT", True, torch, all_to_all)
     if lower.startswith("nim"):
-        return Framework(name, "nim", "tensorrt", "GUARANTEED_NO_EVICT", True, False)
-    for prefix, family, chunked in (
-        ("vllm/hf", "vllm-2023", False),
-        ("vllm", "vllm", True),
-        ("sglang", "sglang", True),
-    ):
+        return Framework(name, "nim", "tensorrt", "GUARANTEED_NO_EVICT", True)
+    for prefix, family in (("vllm/hf", "vllm-2023"), ("vllm", "vllm"), ("sglang", "sglang")):
         if lower.startswith(prefix):
             version = re.search(r"(\d+)\.(\d+)", lower)
             # vLLM schedules asynchronously by default since 0.14.0, SGLang overlaps its scheduler since 0.4
             new = {"vllm": (0, 14), "sglang": (0, 4)}.get(family)
             ahead = bool(new and version and (int(version[1]), int(version[2])) >= new)
-            return Framework(name, family, "pytorch", "MAX_UTILIZATION", False, chunked, ahead)
+            return Framework(name, family, "pytorch", "MAX_UTILIZATION", False, ahead)
     raise UserError(f"The framework '{text}' is not known.", allowed=f"Known: {KNOWN}.")
 
 

@@ -37,7 +37,7 @@ from pipelines.settings.root import Settings
 # peak = smallest k with P(X <= k) >= q, X ~ Poisson(average). Average 64/s: the 95th percentile is 77.
 
 TENSORRT_ENGINES = "TensorRT-LLM 1.2"
-"""The last version with TensorRT engines, and the framework whose measurements predictions rest on."""
+"""The last version with TensorRT engines."""
 USUAL_PERCENTILE = 95.0
 """Percentile of Poisson arrivals that is the peak if nothing else states one."""
 
@@ -146,7 +146,6 @@ class Question:
         kv_of: the only one to try with a weight format, for those that have one.
         sparse: whether the weights are 2:4-sparse.
         prices: prices of servers, GPUs and electricity.
-        framework: framework whose measurements the model of its speed rests on.
         engine: what serves it, for people.
         stated: mean and longest lengths as the settings state them; None takes those of `isl` and `osl`.
         trace: description of the trace that the load is from; "" without one.
@@ -172,7 +171,6 @@ class Question:
     kv_of: Mapping[QFormat, KvFormat] = field(default_factory=dict)
     sparse: bool = False
     prices: PriceSettings = field(default_factory=PriceSettings)
-    framework: str = TENSORRT_ENGINES
     engine: str = TENSORRT_ENGINES
     stated: LoadLengths | None = None
     trace: str = ""
@@ -206,7 +204,7 @@ class Question:
             for kv_format, pp, tp in product(kv_formats, self.pp, self.tp):
                 apart = sizes.attention_dp and tp > 1
                 yield Setup(
-                    self.model, self.gpu, qformat, kv_format, self.sparse, tp, pp, apart, self.framework,
+                    self.model, self.gpu, qformat, kv_format, self.sparse, tp, pp, apart,
                     group_size=group_instead(sizes.qformat, sizes.group_size, qformat),
                     gpu_weights_percent=sizes.gpu_weights_percent,
                 )  # fmt: skip
