@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from pipelines.document.show import count, ms, number
 from pipelines.domain.benchmark import Distribution, Slo
 from pipelines.domain.errors import UserError
+from pipelines.engines.config import HardwareSettings
 from pipelines.engines.registry import runs_on_cpu
 from pipelines.host.machine import Machine
 from pipelines.host.screen import table, wrapped
@@ -235,18 +237,10 @@ def to_json(answer: MeasuredAnswer, price: Cost | None) -> dict[str, Any]:
 # Size from a rate that is known without a file, e.g. from a slide or a colleague.
 
 
-@dataclass(frozen=True, slots=True)
-class RateAnswer:
-    """A fleet sized from a known rate. `served`: GPUs that it belongs to."""
-
-    rate: float
-    served: Served
-    demand: Demand
-    fleet: PeakFleet
-
-
-def rate_answer(settings: Settings, machine: Machine, rate: float) -> RateAnswer:
-    """Size from a known rate.
+def _from_rate(
+    settings: Settings, hardware: HardwareSettings, rate: float, priced: Callable[[Demand, PeakFleet], Cost | None]
+) -> tuple[list[str], dict[str, Any]]:
+    """Size from a known rate; return the printed lines, and plain JSON values.
 
     Raises:
         UserError: no load to size for, GPUs that nobody names, or a day to replay.
@@ -258,40 +252,31 @@ def rate_answer(settings: Settings, machine: Machine, rate: float) -> RateAnswer
         raise UserError(
             f"Replaying a day needs a model, but sizing.rate={rate:g} is only one rate.", todo="Leave one of them out."
         )
-    hardware = resolved(settings.hardware, machine)
     layout = Layout(served.gpus, hardware.gpus_per_server or served.gpus)
     sized = fleet(demand.peak, rate, layout, headroom=sizing.headroom, spare=sizing.spare)
-    return RateAnswer(rate, served, demand, sized)
-
-
-def rate_words(answer: RateAnswer, price: Cost | None, *, gpus_known: bool) -> list[str]:
-    """Return all lines of the printed answer."""
-    each = answer.demand.peak / answer.fleet.needed
-    lines = [
-        pair("rate", f"{answer.rate:g} requests/s an instance, as given"),
-        pair("GPUs", gpus_text(answer.served)),
-        pair("load", load_text(answer.demand)),
-        "",
-        *fleet_lines(answer.fleet, price, gpus_known=gpus_known),
-    ]
+    price = priced(demand, sized)
     unchecked = (
         f"nothing is measured or simulated: the rate counts as served within your limits; at the peak each of "
-        f"{count(answer.fleet.needed, 'instance')} gets {number(each)} requests/s"
+        f"{count(sized.needed, 'instance')} gets {number(demand.peak / sized.needed)} requests/s"
     )
-    return [*lines, pair("checked", unchecked)]
-
-
-def rate_json(answer: RateAnswer, price: Cost | None) -> dict[str, Any]:
-    """Convert to plain JSON values."""
-    return {
+    lines = [
+        pair("rate", f"{rate:g} requests/s an instance, as given"),
+        pair("GPUs", gpus_text(served)),
+        pair("load", load_text(demand)),
+        "",
+        *fleet_lines(sized, price, gpus_known=hardware.gpus_per_server is not None),
+        pair("checked", unchecked),
+    ]
+    values = {
         "schema": 1,
         "origin": "given",
-        "requests_per_s": answer.rate,
-        "served": {"gpus": answer.served.gpus, "tp": answer.served.tp, "pp": answer.served.pp},
-        "demand": asdict(answer.demand),
-        "fleet": asdict(answer.fleet),
+        "requests_per_s": rate,
+        "served": {"gpus": served.gpus, "tp": served.tp, "pp": served.pp},
+        "demand": asdict(demand),
+        "fleet": asdict(sized),
         "cost": None if price is None else price.to_json(),
     }
+    return lines, values
 
 
 def without_model(settings: Settings, machine: Machine) -> tuple[str, list[str], dict[str, Any]]:
@@ -301,7 +286,6 @@ def without_model(settings: Settings, machine: Machine) -> tuple[str, list[str],
         Name of the answer's folder, the printed lines, and plain JSON values.
     """
     sizing, hardware = settings.sizing, resolved(settings.hardware, machine)
-    gpus_known = hardware.gpus_per_server is not None
 
     def priced(demand: Demand, fleet: PeakFleet) -> Cost | None:
         return cost(
@@ -309,11 +293,9 @@ def without_model(settings: Settings, machine: Machine) -> tuple[str, list[str],
         )
 
     if sizing.rate is not None:
-        stated = rate_answer(settings, machine, sizing.rate)
-        price = priced(stated.demand, stated.fleet)
-        return "rate", rate_words(stated, price, gpus_known=gpus_known), rate_json(stated, price)
+        return "rate", *_from_rate(settings, hardware, sizing.rate, priced)
     assert sizing.measured is not None
     answer = answer_of(settings, machine, sizing.measured)
     price = priced(answer.demand, answer.fleet)
     name = f"measured-{answer.measured.model.replace('/', '--')}"
-    return name, words(answer, price, gpus_known=gpus_known), to_json(answer, price)
+    return name, words(answer, price, gpus_known=hardware.gpus_per_server is not None), to_json(answer, price)
