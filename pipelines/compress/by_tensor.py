@@ -367,7 +367,7 @@ def checkpoint_config(
         "mapping": mapping,
         "quantization": dict(quantization),
         **(_mixture(shape, config) if shape.family.experts else {}),
-        **(_windows(shape, config) if shape.family.states_window else {}),
+        **(_windows(shape, config) if shape.family.states_window and shape.family.by_tensor else {}),
     }
 
 

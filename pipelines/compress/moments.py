@@ -9,9 +9,8 @@ Shapes: n tokens, o output and i input channels, r the same in reverse, as GPTQ 
 from __future__ import annotations
 
 import copy
-import heapq
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -19,13 +18,20 @@ from typing import Any
 import torch
 
 from pipelines.compress.calibration import PassEnded
+from pipelines.host.machine import trim_heap
 
 _ROWS = 1024
 """Rows of a matrix that are computed at once; of moments, what is right of their last diagonal element is left out."""
 _FEW = 256
 """Rows of moments that a weight is multiplied by at once."""
+_LARGE = 2**24
+"""Bytes of inputs after which freed memory is returned: blocks of this size leave holes that no larger one fits in."""
 _AT_ONCE = 2**21
 """Elements of a weight whose rounding is compared at once: more do not stay in the processor's cache."""
+_SAMPLES, _ROWS_AT_LEAST, _AT_LEAST = 16, 64, 2**18
+"""Samples of a linear's outputs in which strengths of AWQ are compared; the fewest outputs and elements of one."""
+_SURE = 5.0
+"""Standard errors by which a strength must be worse than the best one to be given up before the last sample."""
 
 
 class Moments:
@@ -56,6 +62,8 @@ class Moments:
         kept = self._means and not self._parts and sum(map(len, [*self._inputs, x_ni])) <= self._width // 2
         if not kept:
             self._sum()  # before there is a copy of the others
+        if x_ni.nbytes >= _LARGE:
+            trim_heap()
         x_nr = torch.empty(x_ni.shape, device=self._device)
         for some_nr, some_ni in zip(torch.split(x_nr, _ROWS), torch.split(x_ni, _ROWS), strict=True):
             some_nr.copy_(some_ni if self._means else some_ni.flip(1))
@@ -77,11 +85,11 @@ class Moments:
     def _share(self, x_nr: torch.Tensor) -> float:
         return 1 / max(1, len(x_nr)) if self._means else 1
 
-    def error(self, weight_oi: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the squared outputs of these weights, float32; of means."""
-        total = torch.zeros((), device=self._device)
+    def errors(self, weight_oi: torch.Tensor) -> torch.Tensor:
+        """Return the sums of the squares of each output of these weights, float32 [O]; of means."""
+        total_o = torch.zeros(len(weight_oi), device=self._device)
         for x_ni in self._inputs:
-            total += (weight_oi @ x_ni.t()).square_().sum().mul_(self._share(x_ni))
+            total_o += (weight_oi @ x_ni.t()).square_().sum(dim=1).mul_(self._share(x_ni))
         for part in self._parts:
             first = part.shape[1] - len(part)
             for rows_ii in torch.split(part, _FEW):
@@ -89,9 +97,9 @@ class Moments:
                 some_oi = weight_oi[:, first : first + len(rows_ii)]
                 # what lies above the diagonal is the same as what lies below it
                 product_oi = torch.addmm(some_oi @ square_ii.t(), weight_oi[:, :first], left_ii.t(), alpha=2)
-                total += product_oi.mul_(some_oi).sum()
+                total_o += product_oi.mul_(some_oi).sum(dim=1)
                 first += len(rows_ii)
-        return total
+        return total_o
 
     def take(self) -> torch.Tensor:
         """Return the lower triangle, float32 [I, I], above which is anything; nothing is kept."""
@@ -200,40 +208,56 @@ def _searching_nothing(linears: Mapping[str, Any]) -> Iterator[None]:
 
 def _search(linear: Any, moments: Moments) -> None:
     """Give ModelOpt the loss of the best strength, and infinity for those that are worse."""
-    scales = _scales(linear)
-    weights = torch.split(linear.weight, max(1, _AT_ONCE // linear.weight.shape[1]))
-    copies: dict[int, Any] = {}
+    scales, copies = _scales(linear), dict[int, Any]()
+    outputs = len(linear.weight)
 
-    def loss(strength: int, part: int) -> float:
-        weight_oi, (weight_scale_i, input_scale_i) = weights[part], scales[strength]
-        if len(weight_oi) not in copies:  # a quantizer is bound to the first shape that it sees
-            copies[len(weight_oi)] = copy.deepcopy(linear.weight_quantizer)
-        quantizer = copies[len(weight_oi)]
+    def losses(strength: int, rows_s: torch.Tensor) -> torch.Tensor:
+        weight_si, (weight_scale_i, input_scale_i) = linear.weight[rows_s], scales[strength]
+        if len(rows_s) not in copies:  # a quantizer is bound to the first shape that it sees
+            copies[len(rows_s)] = copy.deepcopy(linear.weight_quantizer)
+        quantizer = copies[len(rows_s)]
         quantizer.pre_quant_scale = weight_scale_i
-        error_oi = quantizer(weight_oi).float().mul_(input_scale_i).sub_(weight_oi)
-        return float(moments.error(error_oi)) / len(linear.weight)
+        return moments.errors(quantizer(weight_si).float().mul_(input_scale_i).sub_(weight_si))
 
     if scales:
-        best, least = least_sum(len(scales), len(weights), loss)
+        # each sample has large rows and small ones, whose losses are as different
+        order_o = torch.linalg.vector_norm(linear.weight, dim=1, dtype=torch.float32).argsort(descending=True)
+        fewer = min(_SAMPLES, outputs // _ROWS_AT_LEAST, linear.weight.numel() // _AT_LEAST)
+        samples = max(1, math.ceil(linear.weight.numel() / _AT_ONCE), fewer)
+        best, least = least_mean(len(scales), [order_o[first::samples] for first in range(samples)], losses)
         for strength, alpha in enumerate(linear.awq_lite.loss):
             linear.awq_lite.loss[alpha] += least if strength == best else math.inf
 
 
-def least_sum(sums: int, parts: int, addend: Callable[[int, int], float]) -> tuple[int, float]:
-    """Return which of some sums is the least, and its value; of equal ones the first.
+def least_mean(
+    means: int, samples: Sequence[torch.Tensor], values: Callable[[int, torch.Tensor], torch.Tensor]
+) -> tuple[int, float]:
+    """Return which of some means is the least, and its value as far as it was needed; of equal ones the first.
 
-    The sum that is the smallest so far goes on until it is complete: then no other one can become smaller.
+    Means are compared in one sample after another. One that is larger than the least by more than `_SURE` standard
+    errors of their difference is given up, and the last one left needs no more samples. All samples together have no
+    standard error.
 
     Args:
-        sums: their number, 1 or more.
-        parts: addends of each.
-        addend: returns addend number `part` of a sum, which is not negative.
+        means: their number, 1 or more.
+        samples: indices of values, all different.
+        values: returns those of mean number `number` at some indices, [S].
     """
-    heap = [(0.0, number, 0) for number in range(sums)]
-    while heap[0][2] < parts:
-        so_far, number, part = heap[0]
-        heapq.heapreplace(heap, (so_far + addend(number, part), number, part + 1))
-    return heap[0][1], heap[0][0]
+    total, left = sum(map(len, samples)), {number: torch.empty(0, dtype=torch.float64) for number in range(means)}
+    best = 0
+    for sample_s in samples:
+        left = {number: torch.cat([seen, values(number, sample_s).double().cpu()]) for number, seen in left.items()}
+        best = min(left, key=lambda number: float(left[number].sum()))
+
+        def worse(number: int, least: torch.Tensor = left[best], seen: dict[int, torch.Tensor] = left) -> bool:
+            more = seen[number] - least
+            error = more.std() * math.sqrt((1 - len(more) / total) / len(more))
+            return bool(more.mean() > _SURE * error)
+
+        left = {number: each for number, each in left.items() if not worse(number)}
+        if len(left) == 1:
+            break
+    return best, float(left[best].mean())
 
 
 def _scales(linear: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -97,6 +97,8 @@ def corrected(exported: Mapping[str, Any], hf_config: Mapping[str, Any], spec: Q
     }
     if family.qwen_type:
         config |= {"qwen_type": hf_config["model_type"], "seq_length": QWEN_SEQ_LENGTH}
+    if family.states_window_late and (window := family.settled(hf_config)["sliding_window"]):
+        config["sliding_window"] = window  # TensorRT-LLM's own reader ignores it; evaluation and the CPU engine do not
     if family.architecture == Architecture.GRANITE:
         config |= _multipliers(family.settled(hf_config), config["head_size"])
     return config | _rotary(hf_config)

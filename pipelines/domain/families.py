@@ -123,6 +123,11 @@ class Family:
         return _settled(self.defaults, config)
 
     @property
+    def states_window_late(self) -> bool:
+        """Whether the window is added to what ModelOpt writes, as it was not before."""
+        return self.states_window and not self.by_tensor
+
+    @property
     def router(self) -> str:
         """Hugging Face's name of the router in a layer of a mixture."""
         assert self.experts is not None
@@ -293,6 +298,7 @@ _ROWS = (
         architecture=Architecture.MISTRAL,
         modelopt_type="llama",
         cpu_engine=True,
+        states_window=True,
         attention_bias=False,
         features=frozenset({"llm_api", "swiglu", "lookahead", "llava", "edge"}),
         defaults=_ALL | {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},

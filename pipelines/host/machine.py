@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import platform
@@ -76,6 +77,13 @@ def gather() -> Machine:
 def cpu_count() -> int:
     """Return how many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def trim_heap() -> None:
+    """Return memory that this process has freed to the system, where the C library is glibc; others may keep it."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def native_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

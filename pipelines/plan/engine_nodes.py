@@ -134,8 +134,16 @@ def quantize(d: Deployment) -> Quantize:
     """Return the stage that quantizes the model of a deployment."""
     settings = d.settings
     ranks = settings.build.tp_size, settings.build.pp_size
-    ep_size = settings.build.moe_ep_size
-    return Quantize(settings.quant, settings.kv_cache, settings.calibration, *ranks, d.device, moe_ep_size=ep_size)
+    window = d.shape.sliding_window if d.shape and d.shape.family.states_window_late else 0
+    return Quantize(
+        settings.quant,
+        settings.kv_cache,
+        settings.calibration,
+        *ranks,
+        d.device,
+        moe_ep_size=settings.build.moe_ep_size,
+        late_window=window,
+    )
 
 
 def _recover(d: Deployment, weights: Input) -> list[Node]:

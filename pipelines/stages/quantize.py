@@ -36,6 +36,7 @@ class Quantize:
         device: where ModelOpt computes, "cpu" or "cuda".
         layout: "tensorrt_llm": `config.json` + `rankN.safetensors`; "hugging_face": ModelOpt's unified checkpoint.
         moe_ep_size: parts of the tensor-parallel ranks between which the experts of a mixture are divided.
+        late_window: attention window of a family whose checkpoints did not state theirs before; 0 is none.
     """
 
     quant: QuantSettings
@@ -46,6 +47,7 @@ class Quantize:
     device: str
     layout: Layout = "tensorrt_llm"
     moe_ep_size: int = 1
+    late_window: int = 0
     name = "quantize"
     measures = False
     writes = "checkpoint"
@@ -122,6 +124,7 @@ class Quantize:
             "dtype": (quant.dtype, "auto"),
             "layout": (self.layout, "tensorrt_llm"),
             "moe_ep_size": (self.moe_ep_size, 1),
+            "sliding_window": (self.late_window, 0),
             "int4_scales": (quant.int4_scales, "max"),
             "fp4_inputs": (quant.fp4_inputs, "max"),
         }

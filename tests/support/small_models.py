@@ -26,6 +26,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {"embedding_multiplier": 1.25, "residual_multiplier": 0.75, "attention_multiplier": 0.1, "logits_scaling": 2.0},
     ),
     "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral_with_window": ("Mistral", {"sliding_window": 40}),
     "qwen2": ("Qwen2", {}),
     "qwen2_tied": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2_yarn": ("Qwen2", {"rope_scaling": YARN}),

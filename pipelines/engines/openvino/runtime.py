@@ -34,7 +34,7 @@ from pipelines.engines.openvino.memory import (
 )
 from pipelines.engines.port import BuildLimits
 from pipelines.host.lifetimes import repeated
-from pipelines.host.machine import int8_saturates
+from pipelines.host.machine import int8_saturates, trim_heap
 from pipelines.settings.base import Positive
 
 # Take back the signal stack that OpenVINO's CPU plugin gives the thread that loads it.
@@ -105,7 +105,7 @@ def use_huge_pages() -> int:
     Nothing becomes resident that was not, such as unused blocks of the KV cache. A kernel that cannot do it, or has no
     huge page free, leaves the pages as they are.
     """
-    _libc.malloc_trim(0)
+    trim_heap()
     gathered, small = 0, ctypes.create_string_buffer(HUGE_PAGE // mmap.PAGESIZE)
     for start, stop, permissions, path in _mappings():
         if "w" not in permissions or path not in WITHOUT_FILE:

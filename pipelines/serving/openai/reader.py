@@ -18,6 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pipelines.host.machine import trim_heap
 from pipelines.serving.openai.bodies import Limits
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.prepare import Request, ServedModel, prepared_pictures, read_request
@@ -133,8 +134,7 @@ def _bounded() -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        if hasattr(_libc, "malloc_trim"):  # glibc; elsewhere, memory stays with the process
-            _libc.malloc_trim(0)
+        trim_heap()
 
 
 def _too_complex(*_: object) -> NoReturn:

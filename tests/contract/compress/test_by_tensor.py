@@ -82,7 +82,7 @@ def test_a_linear_of_zeros_is_not_rounded(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("kind", "qformat"),
     [
-        ("mistral", QFormat.NONE),
+        ("mistral_with_window", QFormat.NONE),
         ("qwen2", QFormat.INT8_WO),
         ("qwen2_tied", QFormat.NONE),
         ("qwen2_yarn", QFormat.NONE),

@@ -26,7 +26,10 @@ torch = pytest.importorskip("torch")
 
 MIXTURES = ("gpt_oss", "mixtral", "qwen3_moe")
 BY_TENSOR = ("gemma3", "phi3", *MIXTURES)
-KINDS = ("granite", "mistral", "phi3_longrope", "qwen2", "qwen2_tied", "qwen2_yarn", "qwen", *BY_TENSOR)
+KINDS = (
+    *("granite", "mistral", "mistral_with_window", "phi3_longrope", "qwen2", "qwen2_tied", "qwen2_yarn", "qwen"),
+    *BY_TENSOR,
+)
 DECODES_DIFFERENTLY = ("phi3_longrope", "gemma3", "gpt_oss")
 """Positions, windows, sinks and experts make a step with a cache another computation than a prompt."""
 FORMATS = (
@@ -109,7 +112,10 @@ def test_rounded_weights_are_those_of_the_model(kind: str, workshop: Workshop) -
         assert (np.abs(codes * scale[..., None] - weight) <= 0.5001 * scale[..., None]).all()
 
 
-@pytest.mark.parametrize(("kind", "windows"), [("gemma3", [32] * 5 + [0]), ("gpt_oss", [32, 0]), ("phi3", [40, 40])])
+@pytest.mark.parametrize(
+    ("kind", "windows"),
+    [("gemma3", [32] * 5 + [0]), ("gpt_oss", [32, 0]), ("phi3", [40, 40]), ("mistral_with_window", [40] * 4)],
+)
 def test_paged_attention_has_the_windows(kind: str, windows: list[int], workshop: Workshop) -> None:
     """openvino_genai recognizes the pattern of the masks; otherwise it would attend to everything in silence."""
     graph = ov.Core().read_model(workshop.engine(workshop.float32_checkpoint(kind)) / "openvino_model.xml")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pipelines.domain.formats import KvFormat
 from tests.support.rule_cases.words import AWQ, FP8, MISTRAL, Case, kv
 
@@ -12,8 +14,12 @@ CASES = {
         {"triton": {"max_attention_window_size": (4096,)}},
     ),
     "cpu-attends-to-everything": Case(
-        {"engine": "openvino", "shape": MISTRAL, "build": {"max_seq_len": 8192}},
-        r"window of 4096 tokens, but sequences of up to 8192",
+        {
+            "engine": "openvino",
+            "shape": replace(MISTRAL, architecture="Qwen2ForCausalLM"),
+            "build": {"max_seq_len": 8192},
+        },
+        r"Qwen2ForCausalLM was trained .* window of 4096 tokens, but sequences of up to 8192",
         {"build": {"max_seq_len": 4096}},
     ),
     "kv-format-takes-reuse-and-chunks": Case(
