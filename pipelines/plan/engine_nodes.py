@@ -203,7 +203,7 @@ def _unified(d: Deployment) -> list[Node]:
     """Return the export to a Hugging Face checkpoint, which fits all splits, and what makes files for its reader."""
     settings, made, inputs = d.settings, list[Node](), {"checkpoint": model(d), "model": model(d)}
     if settings.quant.qformat != QFormat.NONE:
-        exported = replace(quantize(d), layout="hugging_face", tp_size=1, pp_size=1, moe_ep_size=1)
+        exported = replace(quantize(d), layout="hugging_face", tp_size=1, pp_size=1, moe_ep_size=1, late_window=0)
         node = Node("quantize", exported, d.label, {"model": model(d)})
         made += _with_calibration(d, node, exported)
         inputs["checkpoint"] = "quantize"
@@ -251,6 +251,6 @@ def draft_checkpoint_nodes(draft: Deployment) -> list[Node]:
         return made
     stage = replace(quantize(draft), moe_ep_size=1)
     if not draft.engine.writes_engine:
-        stage = replace(stage, layout="hugging_face", tp_size=1, pp_size=1)
+        stage = replace(stage, layout="hugging_face", tp_size=1, pp_size=1, late_window=0)
     node = Node("draft.quantize", stage, _draft_label(draft), {"model": model(draft)})
     return made + _with_calibration(draft, node, stage)

@@ -80,7 +80,7 @@ def test_greedy_text_is_transformers(kind: str, workshop: Workshop) -> None:
     for prompt, generation in zip(prompts, found, strict=True):
         with torch.no_grad():
             whole = model.generate(
-                torch.tensor([prompt]), max_new_tokens=32, min_new_tokens=32, do_sample=False, pad_token_id=0
+                torch.tensor([prompt]), max_new_tokens=32, eos_token_id=-1, do_sample=False, pad_token_id=0
             )
         assert generation.token_ids == whole[0, len(prompt) :].tolist()
 

@@ -13,6 +13,7 @@ from pipelines.run.console import comparison
 from pipelines.settings.compose import load
 from pipelines.store.store import Store
 from tests.support.report_store import evaluation
+from tests.support.small_models import write_model
 from tests.unit.core.test_machine import MACHINE
 
 BIG = replace(MACHINE, memory_bytes=2**40)
@@ -208,3 +209,14 @@ def test_a_plan_warns_of_an_older_tensorrt_llm(tmp_path, monkeypatch, words, ins
     found = [text for text in warnings if "image.base" in text or "is installed" in text]
     assert len(found) == bool(said)
     assert said in " ".join(found)
+
+
+def test_only_a_mistral_with_a_window_has_another_checkpoint_than_before(tmp_path):
+    """Those from before do not state it. Its baseline keeps to the window too, and is not refused."""
+    for kind, stated in (("mistral", None), ("mistral_with_window", 40)):
+        model = write_model(tmp_path / kind, kind)
+        told = ["triton.max_attention_window_size=[40]"] if stated else []
+        planned = plan(tmp_path, [f"model.path={model}", "build.max_seq_len=128", "eval=mini_mmlu", *told])
+        stages = {step.node.id: step.node.stage for step in planned.steps}
+        for name in ("quantize", "baseline.quantize"):
+            assert stages[name].identity().get("sliding_window") == stated
