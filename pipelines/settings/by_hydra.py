@@ -26,7 +26,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipelines.domain.errors import Fault, UserError, did_you_mean
-from pipelines.settings.base import FOLDERS, Group, OptionTable, keys_of
+from pipelines.settings.base import FOLDERS, Group, OptionTable, former, keys_of
 from pipelines.settings.groups import CONF, choices, config_folders, groups
 from pipelines.settings.plain import DEFAULTS, PROJECT, RESOLVERS, override, unresolved
 from pipelines.settings.project import NotPlainError, project_content
@@ -267,24 +267,6 @@ def _known_keys(overrides: Sequence[str]) -> set[str]:
     return keys
 
 
-RENAMED = {"sizing.calibration": "sizing.fit", "sizing.autoscaling.trace": "workload.trace"}
-"""Former names of settings whose nearest word would mislead: `calibration` is ModelOpt's text."""
-IN_AN_OVERLAY = "Patch it in an overlay of your own."
-REMOVED = {
-    "diagnose.new_tokens": "An answer has 24 tokens.",
-    "diagnose.seed": "The prompts are always the same.",
-    "eval.attempts": "A request is sent up to 6 times; the same command goes on from the answers that it has.",
-    "eval.power": "The number of further questions is that which decides in 80 % of cases.",
-    "image.ipc_host": "Give image.shm_size as much as the host has.",
-    "manifests.mpi_prefix": "It is /opt/hpcx/ompi, as in NVIDIA's image.",
-    "manifests.pre_stop_s": f"It is 5 s. {IN_AN_OVERLAY}",
-    "manifests.read_mib_per_s": "For slow storage, raise serving.startup_timeout_s.",
-    "manifests.scrape_interval_s": f"It is 15 s. {IN_AN_OVERLAY}",
-    "nightly.least": "Four earlier nights are enough to know the noise.",
-}
-"""Former settings that nobody has to choose, and what holds now."""
-
-
 def _key_faults(key: str, text: str, override: Any, keys: set[str]) -> list[Fault]:
     if override.is_add():
         if key not in keys or override.is_force_add():
@@ -304,10 +286,8 @@ def _key_faults(key: str, text: str, override: Any, keys: set[str]) -> list[Faul
 def _unknown_key(key: str, value: str, keys: set[str]) -> Fault:
     """Make the fault for an unknown or removed key."""
     message = f"'{key}' is not a known setting."
-    if key in RENAMED:
-        return Fault(message, f"It is now '{RENAMED[key]}'.")
-    if key in REMOVED:
-        return Fault(f"'{key}' is no longer a setting.", REMOVED[key])
+    if known := former(key):
+        return known
     if moved := _moved(key, value):
         return Fault(message, *moved)
     group, _, leaf = key.rpartition(".")

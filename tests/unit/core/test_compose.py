@@ -101,7 +101,7 @@ def test_model_shapes_equal_the_published_table():
         ),
         ("calibration=my/t.txt", r"=my/t\.txt is not known\. .*calibration=local calibration\.path=my/t\.txt$"),
         ("modle=tiny_llama", r"'modle' is not a known setting\. Did you mean 'model'\?"),
-        ("sizing.calibration=x", r"'sizing\.calibration' is not a known setting\. It is now 'sizing\.fit'"),
+        ("sizing.calibration=x", r"sizing\.calibration is not a known setting\. It is now 'sizing\.fit'"),
         (
             "build.paged_state=disable",
             r"'build\.paged_state' is not a known setting\. It is now build\.trtllm=\{paged_state: disable\}\.",

@@ -89,7 +89,7 @@ def test_a_tensorrt_engine_is_left_to_its_machine(tmp_path):
         (["diagnose.checkpoint=/absent"], r"diagnose\.checkpoint='/absent'"),
         (["diagnose.repository=/r", "eval.url=grpc://h:1"], r"diagnose\.repository='/r' and eval\.url='grpc://h:1'"),
         (["engine=tensorrt_llm_llmapi"], r"engine=tensorrt_llm_llmapi has no TensorRT-LLM checkpoint"),
-        (["diagnose.seed=2"], r"'diagnose\.seed' is no longer a setting.* The prompts are always the same"),
+        (["diagnose.seed=2"], r"diagnose\.seed is no longer a setting.* The prompts are always the same"),
     ],
 )
 def test_what_cannot_be_diagnosed_is_refused(tmp_path, words, match):

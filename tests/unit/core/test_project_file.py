@@ -106,6 +106,11 @@ def test_another_file_by_name_also_for_the_processes_it_starts(project, capsys):
         ("build:\n  max_batch_size: many\n", r"pipelines.yaml: build.max_batch_size='many' is not valid"),
         ("build:\n  max_batch_sizes: 3\n", r"pipelines.yaml: build.max_batch_sizes is not a known key"),
         ("bild:\n  max_batch_size: 3\n", r"pipelines.yaml: bild.* is not a known key"),
+        ("nightly:\n  least: 3\n", r"pipelines.yaml: nightly\.least is no longer a setting\. Four earlier nights"),
+        (
+            "sizing:\n  calibration: x\n",
+            r"pipelines.yaml: sizing\.calibration is not a known setting\. It is now .sizing\.fit",
+        ),
         ("- build\n", r"is \['build'\], not a mapping of groups"),
         (
             "colour:\n  x: 3\n",
