@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pipelines.compress.config import ABOUT
+from pipelines.compress.config import ABOUT, CalibrationSettings
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault, collecting
 from pipelines.domain.formats import (
@@ -71,7 +71,15 @@ def check(d: Deployment) -> Checked:
     checked.faults += [*_quant(d), *refused(findings)]
     checked.warnings = (
         *warned(findings),
-        *filter(None, (_few_texts(d), accuracy_checks.few_questions(d), _unknown_tokens(d), _newer(d))),
+        *filter(
+            None,
+            (
+                _few_texts(d.settings.calibration, d.inputs.few_texts),
+                accuracy_checks.few_questions(d),
+                _unknown_tokens(d),
+                _newer(d),
+            ),
+        ),
     )
     checked.faults += [*_baseline(d, findings), *_draft(d), *filter(None, [accuracy_checks.unknown_reference(d)])]
     if not d.is_for_a_named_gpu:
@@ -248,9 +256,8 @@ def _baseline(d: Deployment, broken: Sequence[BrokenRule]) -> Iterator[Fault]:
     yield from (Fault(f"{what}: {fault.message}", fault.allowed, fault.todo) for fault in new)
 
 
-def _few_texts(d: Deployment) -> Fault | None:
+def _few_texts(calibration: CalibrationSettings, few: int | None) -> Fault | None:
     """Warn of calibration data with fewer texts than activations should be observed on."""
-    calibration, few = d.settings.calibration, d.inputs.few_texts
     if few is None:
         return None
     return Fault(
