@@ -30,6 +30,7 @@ from tests.support.emulated_trtllm import BIN
 from tests.unit.core.test_machine import MACHINE
 
 BIG = replace(MACHINE, memory_bytes=2**40)
+SERVING = ServingSettings(server="trtllm_serve")
 WORDS = ["engine=tensorrt_llm_llmapi", "model=tiny_llama", "quant=none", "serving.server=trtllm_serve"]
 
 
@@ -139,13 +140,13 @@ def test_a_failed_start_says_why(emulated, repository, tmp_path):
     bad = tmp_path / "bad"
     shutil.copytree(repository, bad)
     (bad / "tensorrt_llm" / "1" / "checkpoint" / "config.json").unlink()
-    server = trtllm_serve(bad, ServingSettings(), tmp_path, SILENT)
+    server = trtllm_serve(bad, SERVING, tmp_path, SILENT)
     with pytest.raises(ServerFailedError, match=r"trtllm-serve did not start: exit code 1.*has no config\.json"):
         server.__enter__()
 
 
 def test_one_that_ends_is_named_and_can_be_started_again(emulated, repository, tmp_path):
-    with trtllm_serve(repository, ServingSettings(), tmp_path, SILENT) as server:
+    with trtllm_serve(repository, SERVING, tmp_path, SILENT) as server:
         assert server._process is not None
         os.kill(server._process.pid, signal.SIGKILL)
         server._process.wait(10)
@@ -157,7 +158,7 @@ def test_one_that_ends_is_named_and_can_be_started_again(emulated, repository, t
 
 def test_another_engines_repository_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"cannot serve .*: it has no tensorrt_llm/1/model\.yaml"):
-        trtllm_serve(tmp_path, ServingSettings(), tmp_path, SILENT)
+        trtllm_serve(tmp_path, SERVING, tmp_path, SILENT)
 
 
 @pytest.mark.parametrize(
