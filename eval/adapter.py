@@ -22,12 +22,12 @@ from eval.spec import IMAGE
 from pipelines.checkpoint.tokenizer import chat_templates, opened
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Advance, Progress
+from pipelines.engines.pictures import ScoredPictures
 from pipelines.engines.port import (
     JsonGuide,
     LogitsSession,
     NotFiniteError,
     SamplingParams,
-    ScoredPictures,
     ScoringSession,
     Session,
     TokenIds,

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipelines.domain.progress import Progress, SilentProgress
-from pipelines.engines.port import Generation, SamplingParams, ScoredPictures, SeeingSession, Session, TokenIds
+from pipelines.engines.pictures import ScoredPictures, SeeingSession
+from pipelines.engines.port import Generation, SamplingParams, Session, TokenIds
 
 Request = dict[str, Any]
 

@@ -30,7 +30,8 @@ from eval.verdict import Criteria, Verdict, judge, too_few
 from pipelines.document.show import count
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
-from pipelines.engines.port import ScoredPictures, ScoringSession, SeeingSession
+from pipelines.engines.pictures import ScoredPictures, SeeingSession
+from pipelines.engines.port import ScoringSession
 
 LM_EVAL = "lm_eval_results.json"
 """Name of the file in lm-eval's form."""

@@ -22,7 +22,7 @@ GRIDS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 """Of a LLaVA 1.6 whose config.json names none: what is equal to the default is not written there."""
 NEWLINE = "image_newline"
 MOST_TOKENS = 4096
-"""Visual tokens of a picture: places of a row in `pipelines.engines.port`."""
+"""Visual tokens of a picture: places of a row in `pipelines.engines.pictures`."""
 
 _CLIP = {
     "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,

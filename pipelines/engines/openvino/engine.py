@@ -29,16 +29,8 @@ from pipelines.engines.openvino.scoring import Scorer
 from pipelines.engines.openvino.stateful import StatefulModel
 from pipelines.engines.openvino.teacher_forcing import GraphBlocks, GraphForcing, GraphHead, linear_weights
 from pipelines.engines.openvino.vision import VisualRows
-from pipelines.engines.port import (
-    MARK,
-    BuildLimits,
-    EngineFacts,
-    Generation,
-    NotFiniteError,
-    SamplingParams,
-    ScoredPictures,
-    TokenIds,
-)
+from pipelines.engines.pictures import MARK, ScoredPictures
+from pipelines.engines.port import BuildLimits, EngineFacts, Generation, NotFiniteError, SamplingParams, TokenIds
 
 # Results of the single steps of the graph while it reads a text, to find the step that is wrong.
 

@@ -24,7 +24,7 @@ from pipelines.engines.config import OpenVinoSettings
 from pipelines.engines.openvino.build import CONFIG_FILE, MODEL_FILE, mark_16_bit_weights, runtime_version, save_graph
 from pipelines.engines.openvino.memory import inference_precision
 from pipelines.engines.openvino.runtime import EngineFolder
-from pipelines.engines.port import MARK, ROW_BITS, ScoredPictures
+from pipelines.engines.pictures import MARK, ROW_BITS, ScoredPictures
 from pipelines.host.files import parse_json, small_text
 
 Array = np.ndarray[Any, Any]

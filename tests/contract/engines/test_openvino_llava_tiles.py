@@ -22,7 +22,7 @@ from pipelines.engines.openvino.prompt_table import PromptTable
 from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions
 from pipelines.engines.openvino.stateful import StatefulModel, StatefulSequence
 from pipelines.engines.openvino.vision import VisionEncoder
-from pipelines.engines.port import ScoredPictures
+from pipelines.engines.pictures import ScoredPictures
 from pipelines.stages.llava import BuildVision, TakeLanguageModel
 from tests.contract.engines.conftest import CALIBRATION, LIMITS, relative_error, widen
 from tests.support.scheduled import answers, asked, scheduler

@@ -20,7 +20,8 @@ from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
 from pipelines.engines.openvino.runtime import OpenVinoOptions
-from pipelines.engines.port import BuildLimits, ScoredPictures
+from pipelines.engines.pictures import ScoredPictures
+from pipelines.engines.port import BuildLimits
 from pipelines.settings.model import BUNDLED
 from pipelines.stages.llava import BuildVision, TakeLanguageModel
 from tests.contract.engines.conftest import CALIBRATION, widen
