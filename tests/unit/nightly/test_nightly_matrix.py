@@ -5,7 +5,7 @@ import pytest
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import GpuFacts, Machine
 from pipelines.nightly.facts import LOADS, protocol
-from pipelines.nightly.nightly_command import cells, own_overrides
+from pipelines.nightly.matrix import cells, own_overrides
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
 from pipelines.store.store import Store
