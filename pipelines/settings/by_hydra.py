@@ -26,7 +26,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipelines.domain.errors import Fault, UserError, did_you_mean
-from pipelines.settings.base import FOLDERS, Group, OptionTable, former, keys_of
+from pipelines.settings.base import FOLDERS, Group, OptionTable, keys_of
+from pipelines.settings.former import former
 from pipelines.settings.groups import CONF, choices, config_folders, groups
 from pipelines.settings.plain import DEFAULTS, PROJECT, RESOLVERS, override, unresolved
 from pipelines.settings.project import NotPlainError, project_content

@@ -15,8 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel
 
 from pipelines.cli.commands import COMMANDS, PROGRAM
-from pipelines.settings.base import REMOVED, RENAMED, OptionTable
+from pipelines.settings.base import OptionTable
 from pipelines.settings.describe import keys_of
+from pipelines.settings.former import REMOVED, RENAMED
 from pipelines.settings.groups import CONF, choices, groups
 from pipelines.settings.root import Settings
 from tests.conftest import ROOT
