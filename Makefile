@@ -6,8 +6,12 @@ ifeq ($(origin PYTHON),undefined)
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 endif
+# The first for which all packages exist: numpy 1 has no wheels for 3.13.
+SYSTEM_PYTHON = $(or $(shell for each in python3 python3.12 python3.11; do \
+  $$each -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$each && break; done),\
+  $(error python3 is $(shell python3 --version 2>&1), and there is no python3.12 or python3.11. Install Python 3.11 or 3.12 with its venv module))
 # Before there is an environment, the system's Python is enough for help and for refusing words.
-ANY_PYTHON = $(if $(wildcard $(PYTHON)),$(PYTHON),python3)
+ANY_PYTHON = $(if $(wildcard $(PYTHON)),$(PYTHON),$(SYSTEM_PYTHON))
 
 .DEFAULT_GOAL := help
 COMMANDS := all build evaluate fidelity diagnose compare sweep smallest stage verify repository serve benchmark report plan size simulate calibrate \
@@ -26,7 +30,7 @@ WORDS := $(filter-out $(if $(word 2,$(MAKECMDGOALS)),$(filter-out help,$(TARGETS
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Making $(VENV) (once, some minutes) ..."
-	@python3 -m venv $(VENV)
+	@$(SYSTEM_PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[cpu,serve,report,size,sweep,dev]'
 # pip compiles one file after the other, and the tests of packages too; files for another Python do not compile, with pip neither
 	@$(VENV)/bin/python -m compileall -qq -j 0 -x 'site-packages/.*/tests?/' $(VENV)/lib || true
@@ -43,7 +47,7 @@ $(COMMANDS): $(READY)
 setup: $(READY) ## Make the virtual environment (every other target does it by itself)
 
 setup-edge: ## Make .venv-edge with TensorRT Edge-LLM's exporter, for engine=tensorrt_edge
-	@scripts/setup_edge.sh
+	@SYSTEM_PYTHON=$(SYSTEM_PYTHON) scripts/setup_edge.sh
 
 test: check ## What holds every promise, end to end on the real engine and server, in twelve minutes on two processors
 	$(PYTHON) -m tests.contained $(PYTHON) -m pytest $(WHOLE) -m "not thorough" --hypothesis-profile=ci $(ONCE_MORE)
@@ -71,7 +75,7 @@ test-peers: $(READY) ## Folders that other quantizers make, taken over; fails if
 	$(PYTHON) -m tests.lane peers
 
 test-modelopt: ## Compression tests with ModelOpt 0.37.0, the version TensorRT-LLM 1.2.1 pins
-	@scripts/test_modelopt_037.sh
+	@SYSTEM_PYTHON=$(SYSTEM_PYTHON) scripts/test_modelopt_037.sh
 
 check: $(READY) ## ruff, mypy, import contracts, links in the docs
 	$(PYTHON) -m ruff check pipelines eval triton_repo tests scripts docker

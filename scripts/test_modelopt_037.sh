@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 venv=.venv-modelopt037
 if [ ! -e "$venv/.ready" ]; then
   echo "Creating $venv (only once, takes a few minutes) ..."
-  python3 -m venv "$venv"
+  "${SYSTEM_PYTHON:-python3}" -m venv "$venv"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0 nvidia-modelopt==0.37.0 \
     transformers==4.57.3 numpy==1.26.4 accelerate peft==0.21.2 safetensors ml_dtypes 'datasets<5' 'pyarrow<24' 'pandas<3' \
     hydra-core==1.3.8 'pydantic>=2.9,<3' filelock rich pyyaml pytest pytest-timeout

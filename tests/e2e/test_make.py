@@ -16,6 +16,46 @@ from tests.conftest import ROOT
 
 
 @pytest.fixture
+def system(tmp_path):
+    """Runs make where only programs of these versions are called python3 and so on."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+
+    def run(*words: str, **versions: str) -> tuple[int, str]:
+        programs = tmp_path / "programs"
+        programs.mkdir()
+        for name in ("make", "sh"):
+            (programs / name).symlink_to(shutil.which(name))
+        for name, version in versions.items():
+            script = programs / name.replace("_", ".")
+            fits = version.startswith(("3.11.", "3.12."))
+            script.write_text(
+                f'#!/bin/sh\n[ "$1" = --version ] && echo Python {version} && exit\n'
+                f'[ "$1" = -c ] && exit {1 - fits}\necho "{version} $*"\n'
+            )
+            script.chmod(0o755)
+        done = subprocess.run(
+            ["make", *words], cwd=tmp_path, env={"PATH": str(programs)}, stdout=-1, stderr=subprocess.STDOUT, text=True
+        )
+        return done.returncode, done.stdout
+
+    return run
+
+
+@pytest.mark.parametrize("words", [["plan"], ["setup"], ["help"], ["bulid"], ["setup-edge"]])
+def test_a_system_without_the_right_python_is_told_so(system, words):
+    """Debian 13 has 3.13, Ubuntu 22.04 has 3.10; pip needs minutes there, and names conflicting dependencies."""
+    code, text = system(*words, python3="3.13.5", python3_10="3.10.12")
+    assert code == 2
+    assert "python3 is Python 3.13.5, and there is no python3.12 or python3.11." in text
+
+
+def test_the_right_python_is_found_beside_the_system_s(system):
+    _, text = system("help", python3="3.10.12", python3_12="3.12.3", python3_11="3.11.2")
+    assert text.startswith("3.12.3 -m pipelines --help\n")
+
+
+@pytest.fixture
 def make(tmp_path):
     """Runs make on a copy of the Makefile; a script stands for Python, notes that it ran and ends with CODE."""
     shutil.copy(ROOT / "Makefile", tmp_path)
