@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 from eval.fidelity.bounds import BoundFigures, BoundsResult
 from eval.fidelity.divergence import FidelityResult, Figures
@@ -29,6 +30,11 @@ def cells(figures: Figures, noise: Figures | None = None) -> tuple[str, ...]:
     """Return the figures in the order of `HEADINGS`; those within the noise are marked."""
     within = figures.within(noise) if noise is not None else frozenset[str]()
     return tuple(_shown(name, figures) + (WITHIN if name in within else "") for name in SHOWN)
+
+
+def legend(rows: Iterable[Sequence[str]]) -> str:
+    """Return what the mark means, as the end of a note; empty if no cell has it."""
+    return f" {WITHIN}: within noise." if any(cell.endswith(WITHIN) for row in rows for cell in row) else ""
 
 
 def _shown(name: str, figures: Figures) -> str:
@@ -120,8 +126,8 @@ def sentences(result: FidelityResult, flips: Flips | None) -> list[str]:
     """Return what the table of figures does not hold, in sentences."""
     noise = (
         "noise: the 16-bit model against itself in iterations of another size and with another arithmetic "
-        f"({result.noise_arithmetic}; the figures: {result.arithmetic}), on the first part of each text. "
-        f"{WITHIN}: within noise."
+        f"({result.noise_arithmetic}; the figures: {result.arithmetic}), on the first part of each text."
+        f"{legend(figure_rows(result))}"
     )
     lines = [noise, greedy_text(result)]
     if seen := [text.name for text in result.texts if not text.unseen]:

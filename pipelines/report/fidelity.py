@@ -14,10 +14,10 @@ from eval.fidelity.fidelity_text import (
     NO_DIRECTION,
     READING,
     SCALED,
-    WITHIN,
     bounds_table,
     figure_rows,
     greedy_text,
+    legend,
 )
 from pipelines.document.blocks import Block, BulletList, Callout, Figure, Fold, Section, Table, groups, left, right
 from pipelines.document.canvas import VALUE, Theme, axis, plain_log, plot
@@ -77,7 +77,7 @@ def _table(compared: Sequence[tuple[FormatReport, ReportedFidelity]], several: b
         notes=(
             READING,
             f"Noise: the 16-bit model against itself in iterations of another size and with another arithmetic "
-            f"({first.noise_arithmetic}), on the first part of each text. {WITHIN}: within noise.",
+            f"({first.noise_arithmetic}), on the first part of each text.{legend(rows)}",
         ),
     )
 

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from eval.compare import method_text, verdict_sentence
-from eval.fidelity.fidelity_text import HEADINGS, NO_DIRECTION, READING, WITHIN, figure_rows
+from eval.fidelity.fidelity_text import HEADINGS, NO_DIRECTION, READING, figure_rows, legend
 from eval.verdict import Verdict
 from pipelines.document import blocks as doc
 from pipelines.document.show import count, percent, settings_text
@@ -227,12 +227,13 @@ def _fidelity(item: FormatReport) -> tuple[doc.Block, ...]:
     if item.fidelity is None:
         return (doc.Text(f"{NOT_MEASURED.capitalize()}."),)
     result = item.fidelity.result
+    rows = figure_rows(result)
     table = doc.Table(
         caption=f"Predictions of the next token beside those of {result.reference} in 16 bit, engine {result.engine}",
         origin="measured",
         columns=(*doc.left("text"), *doc.right("tokens", *HEADINGS)),
-        rows=tuple(figure_rows(result)),
-        notes=(READING, f"Noise: the 16-bit model against itself. {WITHIN}: within noise.", NO_DIRECTION),
+        rows=tuple(rows),
+        notes=(READING, f"Noise: the 16-bit model against itself.{legend(rows)}", NO_DIRECTION),
     )
     return (table,)
 

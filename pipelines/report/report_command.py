@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from eval.fidelity.fidelity_text import WITHIN
+from eval.fidelity.fidelity_text import WITHIN, legend
 from eval.verdict import Criteria
 from pipelines.document.canvas import ReportPaths, write_document
 from pipelines.document.show import NONE, number, percent
@@ -73,8 +73,7 @@ def _text(item: Comparison) -> str:
         notes.append("tok/s: output tokens/s at the peak, TTFT and ITL: medians there; SLO: best load within limits.")
     if any(row.fidelity for row in item.rows):
         notes.append(
-            "KL: mean divergence of the next token's probabilities from the 16-bit model's, nats; "
-            f"{WITHIN}: within noise."
+            f"KL: mean divergence of the next token's probabilities from the 16-bit model's, nats.{legend(lines)}"
         )
     if any(AT_LEAST in cell for cells in lines for cell in cells):
         notes.append(f"{AT_LEAST}: higher loads do not count, because the load generator was the bottleneck.")

@@ -84,3 +84,10 @@ def test_what_is_within_the_noise_is_marked():
     assert row.split() == ["user", "4,000", "0.002", "5e-09~", "0.03", "1.5", "97.00", "1.0500"]
     assert next(line for line in text.splitlines() if line.startswith("noise ")).split()[1:3] == ["1,000", "1e-05"]
     assert "1 of 4 are equal over 64 tokens; the others first differ after 10 (median)" in " ".join(text.split())
+
+
+def test_a_mark_is_explained_only_where_a_figure_has_it():
+    assert "~: within noise" in fidelity_text(result(), None)
+    beyond = replace(FOUND, kl_median=2e-8)
+    texts = (TextFidelity("bundled", True, beyond, NOISE),)
+    assert "~" not in fidelity_text(result(overall=beyond, texts=texts), None)

@@ -193,6 +193,7 @@ def test_the_divergence_stands_in_the_table_in_80_columns(everything, mean, nois
     assert text.splitlines()[0].endswith(" SLO tok/s")  # not cut into two tables
     assert {line.split()[3] for line in text.splitlines()[1 : 1 + len(rows)]} == {shown}
     assert "KL: mean divergence" in text
+    assert ("~: within noise" in text) == shown.endswith("~")
 
 
 def test_a_long_format_name_gets_a_line_of_its_own(everything):

@@ -51,6 +51,7 @@ def test_the_newest_comparison_of_the_engine_is_shown_with_its_noise(tmp_path):
         ("int8_sq", "bundled", "4,000", "0.0025", "5e-09~", "0.03", "1.5", "97.00", "1.0500"),
         ("int8_sq", "noise", "1,000", "1e-05", "1e-08", "0.0002", "0.01", "99.60", "1.0000"),
     )
+    assert table.notes[1].endswith("on the first part of each text. ~: within noise.")
     assert isinstance(figure, Figure)
     assert figure.alt == "Mean KL divergence in nats. int8_sq 0.0025, noise 1e-05."
     assert "1 of 2 are equal over 64 tokens; the others first differ after 12" in greedy.items[0]
