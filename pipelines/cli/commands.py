@@ -288,8 +288,7 @@ COMMANDS = {
         "pipelines.run.config_command:config",
         "print the configuration, or explain the keys of one group",
         "Prints the resolved configuration as YAML, with what decides each value if conf/ does not. With the name of a "
-        "group it explains each key instead: type, allowed values, current value and meaning. With make: make config "
-        "build.",
+        "group it explains each key instead: type, allowed values, current value and meaning.",
         (),
         ("config quant=fp8", "config build", "config sizing sizing=chat"),
         argument="[GROUP]",

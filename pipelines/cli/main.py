@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from pipelines.cli.words import check_command, groups_with_keys, overrides_of
 from pipelines.domain.errors import Fault, UserError
 from pipelines.host.disk import disk_error
 from pipelines.host.lifetimes import end_with
-from pipelines.host.screen import complain, lost_output, outlive_readers, width, wrapped
+from pipelines.host.screen import complain, lost_output, name_commands, outlive_readers, width, wrapped
 from pipelines.settings.groups import choices, choose_project_file, groups, project_file
 
 # Overrides given to make: `make build quant=fp8` -> ["quant=fp8"].
@@ -192,6 +193,9 @@ CORE = ("hydra", "omegaconf", "pydantic", "filelock", "rich", "yaml")
 OWN = ("pipelines", "eval", "triton_repo")
 MAKE_TARGETS = "MAKE_TARGETS"
 """Environment variable with targets of the Makefile that are not commands, for suggestions."""
+FROM_MAKE = "--from-make"
+"""Word that the Makefile adds: the person types make's commands."""
+INSTALLED = "trtllm-pipelines[cpu,serve,report,size,sweep]"
 MAKE_PID = "MAKE_PID"
 """Environment variable with make's own process id: however make ends, the command is stopped too."""
 
@@ -201,6 +205,8 @@ def program() -> None:
     outlive_readers()
     if make := os.environ.pop(MAKE_PID, None):
         end_with(int(make))
+    if FROM_MAKE not in sys.argv:
+        name_commands(_without_make(Path(__file__).parents[2]))
     code = main(sys.argv[1:])
     if reason := lost_output():
         complain(f"the output could not be written: {reason}.")
@@ -209,12 +215,25 @@ def program() -> None:
     sys.exit(code)
 
 
+def _without_make(root: Path) -> dict[str, str]:
+    """Return what to type for each "make NAME" if this was not started by make.
+
+    Args:
+        root: the checkout that has the package, if there is one.
+    """
+    installed = not (root / "Makefile").is_file()
+    clone = "CLONE" if installed else shlex.quote(str(root))
+    typed = {name: f"{PROGRAM} {name}" for name in COMMANDS}
+    typed |= {name: f"make -C {clone} {name}" for name in ("setup", "setup-edge", "image", "shell")}
+    return typed | ({"setup": f"pip install '{INSTALLED}'"} if installed else {})
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run one command and return the exit code."""
     words = list(arguments)
     targets: list[str] = []
-    if "--from-make" in words:
-        words.remove("--from-make")
+    if FROM_MAKE in words:
+        words.remove(FROM_MAKE)
         words += overrides_from(os.environ)
         targets = os.environ.get(MAKE_TARGETS, "").split()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: staging is removed, locks freed
@@ -300,7 +319,7 @@ def _missing(package: str) -> Fault:
     return Fault(
         f"This needs the Python package '{package}', which {sys.executable} lacks.",
         todo="Planning and sizing need only [size]; to install it with all that commands need:",
-        command=("pip", "install", "trtllm-pipelines[cpu,serve,report,size,sweep]"),
+        command=("pip", "install", INSTALLED),
     )
 
 

@@ -229,7 +229,7 @@ def checkout(root: Path) -> Checkout:
         raise UserError(
             f"Images are built from a checkout of the project, but this program runs from {root},"
             " which has no folder docker/.",
-            todo="Clone the project and run `make image` or `make shell` there.",
+            todo="Clone the project, then: make image, or make shell.",
         )
     time = git(root, "log", "-1", "--format=%ct")
     revision = git(root, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.document.blocks import Column, Document, Figure, Origin, Ranking, render_markdown
 from pipelines.domain.errors import UserError
 from pipelines.host.files import write_bytes
+from pipelines.host.screen import as_typed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,8 +52,8 @@ def write_document(document: Document, folder: Path) -> ReportPaths:
             if figure.png is not None:
                 plots.append(write_bytes(folder / f"{figure.name}.png", figure.png))
         files = tuple(write_bytes(folder / each.name, each.content) for each in document.files)
-        markdown = write_bytes(folder / "report.md", render_markdown(document).encode())
-        html = write_bytes(folder / "report.html", render_html(document).encode())
+        markdown = write_bytes(folder / "report.md", as_typed(render_markdown(document)).encode())
+        html = write_bytes(folder / "report.html", as_typed(render_html(document)).encode())
         for name in before - {path.name for path in plots}:  # delete old plots of formats that are not in this report
             (folder / name).unlink(missing_ok=True)
     except OSError as error:

@@ -6,18 +6,37 @@ import errno
 import io
 import logging
 import os
+import re
 import shlex
 import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby, zip_longest
 from typing import Any, Literal, TextIO
 
 from pipelines.domain.errors import masked
 from pipelines.domain.progress import Advance
+
+# Texts name commands as a checkout has them: "make build". Without make the reader types other words.
+
+_COMMAND = re.compile(r"\bmake (?!all [a-z]+\b(?!=))([a-z]+(?:-[a-z]+)*)")
+"""A command of make; not "make all others"."""
+_typed: dict[str, str] = {}
+
+
+def name_commands(typed: Mapping[str, str]) -> None:
+    """Show other words for "make NAME" from now on, e.g. {"build": "trtllm-pipelines build"}; without, make's."""
+    _typed.clear()
+    _typed.update(typed)
+
+
+def as_typed(text: str) -> str:
+    """Return a text with the commands in it as the reader types them; stored artifacts keep make's words."""
+    return _COMMAND.sub(lambda found: _typed.get(found[1], found[0]), text) if _typed else text
+
 
 # Paragraphs and tables for a terminal, within its width.
 
@@ -45,7 +64,7 @@ def wrapped(text: str, indent: int = 2, room: int | None = None) -> str:
         room: the longest line, if not `width()`.
     """
     return textwrap.fill(
-        text, room or width(), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+        as_typed(text), room or width(), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )
 
 
@@ -57,6 +76,8 @@ def command_lines(words: Sequence[str], indent: int = 0) -> list[str]:
         indent: blanks before the first line; the others have two more.
     """
     lines: list[str] = []
+    if words and words[0] == "make":
+        words = [*as_typed(" ".join(words[:2])).split(), *words[2:]]
     for word in words:
         if lines and len(lines[-1]) + len(word) + len(" " + CONTINUED) <= width():
             lines[-1] += f" {word}"
@@ -87,6 +108,7 @@ def table(
         groups: a title above each column, or none; neighbours with the same title share it.
         indent: blanks before every line.
     """
+    rows = [row if isinstance(row, str) else [as_typed(cell) for cell in row] for row in rows]
     cells = [row for row in rows if not isinstance(row, str)]
     widths, gap = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))], 2
     for title, spanned in groupby(range(len(groups)), key=lambda at: groups[at]):
@@ -194,7 +216,7 @@ def warn(text: str) -> None:
 
 def say(text: str = "", stream: TextIO | None = None) -> None:
     """Print one line to standard output, or another stream, and keep it in the run's log."""
-    stream = stream or sys.stdout
+    stream, text = stream or sys.stdout, as_typed(text)
     stream.write(f"{text}\n")
     stream.flush()
     if text:
