@@ -31,14 +31,14 @@ def _switched_off(d: DeploymentFacts, option: str) -> Cases:
     return wanted(d) if d.build[option] == "disable" else ()
 
 
-def _own_window(d: DeploymentFacts) -> Cases:
+def own_window(d: DeploymentFacts) -> Cases:
     """Return the model's own window if sequences can grow longer than it."""
     own, limit = known(d.shape).sliding_window, longest(d)
     return [{"window": own, "limit": limit}] if own and limit is not None and limit > own else ()
 
 
 def _window_not_kept(d: DeploymentFacts) -> Cases:
-    return () if known(d.shape).family.states_window else _own_window(d)
+    return () if known(d.shape).family.states_window else own_window(d)
 
 
 def _own_window_unset(d: DeploymentFacts) -> Cases:
@@ -50,7 +50,7 @@ def _own_window_unset(d: DeploymentFacts) -> Cases:
     same = windows and all(
         windows[n % len(windows)] == pattern[n % len(pattern)] for n in range(len(windows) * len(pattern))
     )
-    return () if same else [{**case, "windows": listed(pattern)} for case in _own_window(d)]
+    return () if same else [{**case, "windows": listed(pattern)} for case in own_window(d)]
 
 
 gpu_rule = partial(Rule, topic=TOPIC, engines=GPU)

@@ -11,6 +11,7 @@ from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.engines.tensorrt_llm.config import BuildSettings, key_of
 from pipelines.engines.tensorrt_llm.llm_api import Complaint, complaints, doubts, settings_in, split_fault, tuned_files
+from pipelines.rules.attention import own_window
 from pipelines.rules.record import LLM_API, Cases, DeploymentFacts, Rule, Severity, either, known, listed
 from pipelines.rules.split import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT, uneven, uneven_rule
 
@@ -220,6 +221,16 @@ RULES = (
         allowed="Other models run on TensorRT engines, up to TensorRT-LLM 1.2.",
         todo=f"Use a {either(titles('llm_api'))} model, or engine=tensorrt_llm.",
         source=SUPPORT,
+    ),
+    rule(
+        name="llm-api-leaves-out-windows-of-qwen",
+        needs=("shape",),
+        when=lambda d: own_window(d) if known(d.shape).family.qwen_type else (),
+        failed="{d.shape.architecture} was trained with an attention window of {window} tokens, but sequences of up to"
+        " {limit} tokens would attend to all of them with engine=tensorrt_llm_llmapi: its PyTorch backend does not read"
+        " use_sliding_window.",
+        todo="Set build.max_seq_len={window}, or use engine=tensorrt_llm.",
+        source="tensorrt_llm/_torch/models/modeling_qwen.py@047098b, modeling_qwen3.py: no attention_window_size",
     ),
     uneven_rule(
         name="llm-api-ranks-divide-heads-and-mlp",

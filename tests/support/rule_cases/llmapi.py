@@ -37,6 +37,11 @@ NOTHING: dict[str, Any] = {"llm_api": LlmApiOptions()}
 NGRAM = {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 4}}
 LOOKS_AHEAD = {"speculative_decoding_mode": "lookahead_decoding", "max_draft_len": 83}
 CASES = {
+    "llm-api-leaves-out-windows-of-qwen": Case(
+        llm(shape=replace(MISTRAL, architecture="Qwen2ForCausalLM"), build={"max_seq_len": 8192}),
+        r"Qwen2ForCausalLM was trained .* window of 4096 tokens, .* 8192 .* does not read use_sliding_window",
+        {"build": {"max_seq_len": 4096}},
+    ),
     "llm-api-ranks-divide-heads-and-mlp": Case(
         llm(shape=LLAMA, build={"tp_size": 3}),
         "tp_size=3 does not divide num_attention_heads=32",
