@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -337,6 +338,7 @@ def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[st
     if settings.manifests.route.beside == deployed.name:
         what = f"manifests.route.beside={deployed.name} is the name of this deployment."
         raise UserError(what, todo="Give the new version a name of its own: manifests.name=...")
+    _check_port_beside(deployed)
     if settings.manifests.operator == "dynamo" and (faults := dynamo.dynamo_faults(deployed)):
         raise UserError.of(faults)
     # beside the real ones, so that neither is taken for an edited version of the other
@@ -348,6 +350,19 @@ def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[st
     overlay = folder / "overlays" / served.kind
     _say(deployed, overlay, changed=changed)
     return overlay
+
+
+def _check_port_beside(deployed: ClusterDeployment) -> None:
+    """Refuse a route to another port than that of the version beside, where its manifests are here."""
+    port, beside = deployed.ports[FRONT], deployed.settings.route.beside
+    file = deployed.settings.folder / str(beside) / "base" / "service.yaml"
+    stated = re.search(r"name: openai\n *port: (\d+)", file.read_text()) if beside and file.is_file() else None
+    if stated and int(stated[1]) != port:
+        raise UserError(
+            f"serving.openai_port={port}, but manifests.route.beside={beside} listens on port {stated[1]} ({file}), and"
+            " the route sends requests to one port of both.",
+            todo=f"Give the new version the same: serving.openai_port={stated[1]}",
+        )
 
 
 OF_MANIFESTS, DECIDES = ("manifests", "cluster", "image"), "image.base_llm_api"
@@ -447,7 +462,9 @@ def _say_next(deployed: ClusterDeployment, overlay: Path) -> None:
         say(f"  - give {relative_to_cwd(overlay.parent.parent / 'prometheus-adapter.yaml')} to prometheus-adapter")
     say(f"Then: kubectl apply -k {relative_to_cwd(overlay)}")
     if settings.route.name is not None:
-        rest = f", the rest to {settings.route.beside}" if settings.route.beside and settings.route.weight < 100 else ""
+        rest = ""
+        if settings.route.beside and settings.route.weight < 100:
+            rest = f", the rest to {settings.route.beside}, to port {deployed.ports[FRONT]} of both"
         say(f"When it is ready: kubectl apply -f {relative_to_cwd(overlay.parent.parent / 'route.yaml')}")
         say(f"      sends {settings.route.weight} % of the requests here{rest}")
 

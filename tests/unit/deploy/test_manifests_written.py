@@ -200,6 +200,21 @@ def test_mappings_are_given_on_the_command_line():
     assert (made.env, made.extra_resources) == ({"NCCL_DEBUG": "INFO"}, {"rdma/ib": 8})
 
 
+def test_two_versions_of_a_route_have_one_port(tmp_path, capsys):
+    route = "manifests.route={name: llm, gateway: public%s}"
+    manifests(tmp_path, "cpu", "manifests.name=old", "serving.openai_port=8004", route % "")
+    beside = route % ", beside: old, weight: 10"
+    with pytest.raises(
+        UserError, match=r"openai_port=8010, but .*beside=old listens on port 8004 \(.*openai_port=8004"
+    ):
+        manifests(tmp_path, "cpu", "manifests.name=new", "serving.openai_port=8010", beside)
+    assert not (tmp_path / "out" / "new").exists()
+    manifests(tmp_path, "cpu", "manifests.name=new", "serving.openai_port=8004", beside)
+    assert "10 % of the requests here, the rest to old, to port 8004 of both" in capsys.readouterr().out
+    refs = yaml.safe_load((tmp_path / "out" / "new" / "route.yaml").read_text())["spec"]["rules"][0]["backendRefs"]
+    assert [(ref["name"], ref["port"]) for ref in refs] == [("new", 8004), ("old", 8004)]
+
+
 OF_A_GPU = ("engine=tensorrt_llm", "model=llama_3_1_8b", "quant=fp8", "hardware=h100_sxm", "build.tp_size=2")
 
 
