@@ -8,8 +8,8 @@ from typing import Any
 
 from pipelines.domain.errors import ConfigNumbers, UserError, shown
 from pipelines.domain.families import FAMILIES, MULTIPLIERS, SIZED, SOFT_CAPS, Architecture, Family, SizedFamily
-from pipelines.domain.language_model import whole
 from pipelines.domain.mixture_layers import Latent, mixture_layers
+from pipelines.domain.not_built import not_built, not_sized
 from pipelines.domain.rotary import LAYER_TYPES, Rotary, check_rope
 
 
@@ -96,10 +96,10 @@ class ModelShape:
         supported = architecture in FAMILIES
         if buildable and not supported:
             read.refuse()
-            raise _not_built(config, source, architecture)
+            raise not_built(config, source, architecture)
         if not supported and architecture not in SIZED:
             read.refuse()
-            raise _not_sized(config, source, architecture)
+            raise not_sized(config, source, architecture)
         if buildable:
             _check_stated(read, FAMILIES[architecture])
         config = read.config = (FAMILIES.get(architecture) or SIZED[architecture]).settled(config)
@@ -402,59 +402,6 @@ def _check_activation(read: ConfigNumbers, family: Family) -> None:
     activations = ("silu", "gelu_pytorch_tanh", *(("gelu",) if family.architecture == Architecture.GEMMA else ()))
     if (name := read.config.get(key)) is not None and name not in activations:
         read.fault(f"has {key}={shown(name)}.", f"Engines compute {', '.join(activations)}.")
-
-
-UNREAD = {
-    "index_topk": "its attention reads the tokens that an indexer with a cache of its own chooses",
-    "kv_lora_rank": "its KV cache holds latent vectors (MLA), not heads",
-    "hidden_size_per_layer_input": "its layers have embeddings of their own and share KV caches",
-    "cross_attention_layers": "some of its layers attend to pictures",
-    "block_configs": "its layers differ in heads and widths",
-    "text_config": "it has several parts, and the language model's sizes are in text_config",
-    "llm_config": "it has several parts, and the language model's sizes are in llm_config",
-    "linear_num_value_heads": "some of its layers have linear attention and no KV cache",
-    "hybrid_override_pattern": "some of its layers are state-space layers without a KV cache",
-    "mamba_num_heads": "some of its layers are state-space layers without a KV cache",
-    "mamba_d_state": "its layers may be state-space layers without a KV cache",
-    "conv_L_cache": "some of its layers are convolutions without a KV cache",
-    "n_routed_experts": "which of its layers have experts, and what is beside them, is not read",
-    "moe_intermediate_size": "not all of its layers may have the same experts",
-    "interleave_moe_layer_step": "some of its layers have experts and some a dense MLP",
-}
-"""Keys of a config.json whose model has other layers, bytes and costs than `ModelShape` can state, and why."""
-
-
-def _why(*parts: Mapping[str, Any]) -> str:
-    """Return why a model of another architecture is not read, after a colon; empty if no key of its parts shows it."""
-    return next((f": {why}" for part in parts for key, why in UNREAD.items() if part.get(key) is not None), "")
-
-
-def _not_built(config: Mapping[str, Any], source: str, architecture: str) -> UserError:
-    text = config.get("text_config")
-    does = "know"
-    todo = "To measure a server that runs it: make benchmark benchmark.url=..., make evaluate eval.url=..."
-    if architecture in SIZED:
-        does, todo = "build", f"Only make size and make simulate read its config.json. {todo}"
-    elif whole(config):
-        todo = "Give its folder as model.path: then its language model is taken out."
-    return UserError(
-        f"{source} names the architecture {shown(architecture or None)}, which this project does not"
-        f" {does}{_why(text if isinstance(text, Mapping) else {}, config)}.",
-        allowed=f"Known: {', '.join(FAMILIES)}.",
-        todo=todo,
-    )
-
-
-def _not_sized(config: Mapping[str, Any], source: str, architecture: str) -> UserError:
-    """Refuse an architecture by name, so that its weights and its KV cache are not sized wrongly."""
-    return UserError(
-        f"{source} names the architecture {shown(architecture or None)}, whose memory and speed are not"
-        f" modelled{_why(config)}.",
-        allowed=f"Sized are {', '.join((*FAMILIES, *SIZED))}.",
-        todo="Where the table of models has it, name it (sizing.model=falcon-40b, ...). Or size the "
-        "fleet from a benchmark of it: make size sizing.measured=results.json "
-        "sizing.peak_rate=..., or from the rate of one instance, sizing.rate=...",
-    )
 
 
 def _other_sizes(read: ConfigNumbers, architecture: str) -> dict[str, Any]:
