@@ -216,12 +216,15 @@ def program() -> None:
 
 
 def _without_make(root: Path) -> dict[str, str]:
-    """Return what to type for each "make NAME" if this was not started by make.
+    """Return what to type for each "make NAME" if this was not started by make; nothing in the checkout's folder.
 
     Args:
         root: the checkout that has the package, if there is one.
     """
-    installed = not (root / "Makefile").is_file()
+    here, ours = Path("Makefile"), root / "Makefile"
+    installed = not ours.is_file()
+    if not installed and here.is_file() and here.samefile(ours):
+        return {}
     clone = "CLONE" if installed else shlex.quote(str(root))
     typed = {name: f"{PROGRAM} {name}" for name in COMMANDS}
     typed |= {name: f"make -C {clone} {name}" for name in ("setup", "setup-edge", "image", "shell")}

@@ -33,9 +33,10 @@ def said(folder: Path, *words: str) -> str:
     return " ".join(done.stderr.split())
 
 
-def test_each_start_has_its_own_words(tmp_path: Path) -> None:
+def test_each_place_has_its_own_words(tmp_path: Path) -> None:
     assert "`trtllm-pipelines evaluate quant=fp8`" in said(tmp_path, "report")
     assert "`make evaluate quant=fp8`" in said(tmp_path, "--from-make", "report")
+    assert "`make evaluate quant=fp8`" in said(ROOT, "report", f"paths.store={tmp_path / 'none'}")
 
 
 @pytest.mark.usefixtures("installed")
@@ -70,7 +71,8 @@ def test_a_command_and_a_page_of_an_installed_package(tmp_path: Path) -> None:
         assert "make evaluate" not in path.read_text()
 
 
-def test_what_only_a_checkout_has_is_named_with_its_folder() -> None:
+def test_what_only_a_checkout_has_is_named_with_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     typed = _without_make(ROOT)
     assert typed["setup"] == f"make -C {ROOT} setup"
     targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.M))
