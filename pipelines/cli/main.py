@@ -226,7 +226,7 @@ def _without_make(root: Path) -> dict[str, str]:
     if not installed and here.is_file() and here.samefile(ours):
         return {}
     clone = "CLONE" if installed else shlex.quote(str(root))
-    typed = {name: f"{PROGRAM} {name}" for name in COMMANDS}
+    typed = {name: f"{PROGRAM} {name}" for name in ("help", *COMMANDS)}
     typed |= {name: f"make -C {clone} {name}" for name in ("setup", "setup-edge", "image", "shell")}
     return typed | ({"setup": f"pip install '{INSTALLED}'"} if installed else {})
 
@@ -316,8 +316,7 @@ def _missing(package: str) -> Fault:
     if package in CORE:
         return Fault(
             f"{sys.executable} lacks the Python package '{package}', so it is not this project's environment.",
-            todo="In a checkout use make (make help), which has its own; on a GPU machine: make image, then "
-            "make shell.",
+            todo="In a checkout use make, which has its own; on a GPU machine: make image, then make shell.",
         )
     return Fault(
         f"This needs the Python package '{package}', which {sys.executable} lacks.",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
-from pipelines.cli.commands import COMMANDS, PROGRAM
+from pipelines.cli.commands import COMMANDS
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.settings.groups import choices, groups
 
@@ -30,10 +31,12 @@ def check_command(name: str, targets: Iterable[str] = ()) -> None:
     if name.startswith("-"):
         raise UserError(f"'{name}' is not an option.", allowed="Options: --help, --version, --completion bash|zsh.")
     if name in groups_with_keys():
-        raise UserError(message, todo=f"To explain the keys of this group of settings: {PROGRAM} config {name}")
-    if meant := [name] if "=" in name else _meanings(name):
-        raise UserError(message, todo=f"Did you mean '{PROGRAM} build {meant[0]}'?")
-    raise UserError(message, allowed=allowed, todo=did_you_mean(name, [*COMMANDS, *targets]))
+        raise UserError(message, todo=f"To explain the keys of this group of settings: make config {name}")
+    known = [*COMMANDS, *targets]
+    meant = [name] if "=" in name else _meanings(name)
+    if meant and (meant[0].endswith(name) or not get_close_matches(name, known, cutoff=0.75)):
+        raise UserError(message, todo=f"Did you mean 'make build {meant[0]}'?")
+    raise UserError(message, allowed=allowed, todo=did_you_mean(name, known))
 
 
 def overrides_of(command: str, words: Sequence[str]) -> list[str]:
@@ -98,7 +101,7 @@ def _bare(word: str, command: str) -> Fault:
     if word in COMMANDS:
         return Fault(
             f"'{command}' and '{word}' are two commands.",
-            todo=f"Give one at a time: {PROGRAM} {command} ..., then {PROGRAM} {word} ...",
+            todo=f"Give one at a time: make {command} ..., then make {word} ...",
         )
     message = f"'{word}' is not a valid override (expected key=value)."
     if word in groups():
@@ -110,7 +113,7 @@ def _bare(word: str, command: str) -> Fault:
         return Fault(f"'{word}' is not a group of settings.", f"Groups: {', '.join(names)}.", did_you_mean(word, names))
     if word.split(".")[0] in groups_with_keys():
         return Fault(message, todo=f"Write {word}=...")
-    return Fault(message, todo=f"`{PROGRAM} {command} --help` lists its settings.")
+    return Fault(message, todo=f"`make help {command}` lists its settings.")
 
 
 def _meanings(word: str) -> list[str]:

@@ -83,7 +83,7 @@ def init(overrides: Sequence[str]) -> int:
     """Write a project's file with comments, and with the settings given."""
     file = Path(os.environ.get(CHOSEN_FILE) or PROJECT_FILE)
     if file.exists():
-        raise UserError(f"'{file}' already exists.", todo="Edit it, or name another: trtllm-pipelines init config=FILE")
+        raise UserError(f"'{file}' already exists.", todo="Edit it, or name another: make init config=FILE")
     with using_project_file(NO_FILE):
         load(overrides)
     try:

@@ -365,9 +365,7 @@ def _fault(group: type[Group], prefix: str, item: Mapping[str, Any]) -> Fault:
         name, names = str(item["loc"][-1]), _keys_at(group, item["loc"][:-1])
         place = key.rpartition(".")[0]
         hint = did_you_mean(name, names) or FOLDERS.get(place, "")
-        others = (
-            keys_of(place, names, name) if place else "`trtllm-pipelines config` prints all groups with their keys."
-        )
+        others = keys_of(place, names, name) if place else "`make config` prints all groups with their keys."
         return Fault(f"{key} is not a known key.", hint, others)
     if item["type"] == "value_error":
         reason = str(item["ctx"]["error"])

@@ -200,7 +200,7 @@ def unexplained(overrides: Sequence[str]) -> Fault:
     overrides_text = " ".join(suspects or overrides)
     return Fault(
         f"'{overrides_text}' cannot be applied to the configuration.",
-        todo="Check the spelling: `trtllm-pipelines config GROUP` lists the keys of a group.",
+        todo="Check the spelling: `make config GROUP` lists the keys of a group.",
     )
 
 

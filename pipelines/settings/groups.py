@@ -45,7 +45,7 @@ def project_file() -> Path | None:
     """
     if chosen := os.environ.get(CHOSEN_FILE):
         if chosen != NO_FILE and not Path(chosen).is_file():
-            raise UserError(f"config='{chosen}' is not a file.", todo="To write one: trtllm-pipelines init")
+            raise UserError(f"config='{chosen}' is not a file.", todo="To write one: make init")
         return None if chosen == NO_FILE else Path(chosen)
     here = Path.cwd()
     file = next((each for folder in (here, *here.parents) if (each := folder / PROJECT_FILE).is_file()), None)

@@ -117,7 +117,7 @@ def _mapping(file: Path) -> dict[str, Any]:
         reason = error.__cause__ or error.__context__ or error
         raise UserError(f"'{file}' cannot be read: {' '.join(str(reason).split())}.") from None
     if not isinstance(content, dict | None):
-        raise UserError(f"'{file}' is {shown(content)}, not a mapping of groups.", todo="See trtllm-pipelines init.")
+        raise UserError(f"'{file}' is {shown(content)}, not a mapping of groups.", todo="See make init.")
     return content or {}
 
 

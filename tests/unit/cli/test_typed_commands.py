@@ -46,6 +46,7 @@ def test_each_place_has_its_own_words(tmp_path: Path) -> None:
         ("Write one: make repository", "Write one: trtllm-pipelines repository"),
         ("`make plan` shows which do.", "`trtllm-pipelines plan` shows which do."),
         ("runs here: make all", "runs here: trtllm-pipelines all"),
+        ("`make help build` lists", "`trtllm-pipelines help build` lists"),
         ("make all quant=fp8", "trtllm-pipelines all quant=fp8"),
         ("It can make all others. We make plans, make time, remake build.", None),
         ("Run: make setup", "Run: pip install 'trtllm-pipelines[cpu,serve,report,size,sweep]'"),

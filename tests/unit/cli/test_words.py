@@ -26,7 +26,7 @@ from pipelines.domain.errors import UserError
         (["--build.max-batch-size=3"], r"Did you mean 'build\.max_batch_size=3'\?"),
         (["-v"], r"'-v' is not an option"),
         (["evaluate"], r"'build' and 'evaluate' are two commands"),
-        (["none"], r"'none' is not a valid override .*`trtllm-pipelines build --help`"),
+        (["none"], r"'none' is not a valid override .*`make help build`"),
     ],
 )
 def test_a_word_gets_its_likely_meaning(words, message):
@@ -55,9 +55,11 @@ def test_config_takes_the_name_of_a_group():
     ("name", "message"),
     [
         ("biuld", r"'biuld' is not a command\. Commands: all, build, .*Did you mean 'build'\?"),
+        ("evaluat", r"Commands: all, .*Did you mean 'evaluate'\?"),
+        ("int4_aqw", r"Did you mean 'make build quant=int4_awq'\?"),
         ("tset", r"Did you mean 'test'\?"),
-        ("int4_awq", r"Did you mean 'trtllm-pipelines build quant=int4_awq'\?"),
-        ("quant=fp8", r"'quant=fp8' is not a command\. Did you mean 'trtllm-pipelines build quant=fp8'\?"),
+        ("int4_awq", r"Did you mean 'make build quant=int4_awq'\?"),
+        ("quant=fp8", r"'quant=fp8' is not a command\. Did you mean 'make build quant=fp8'\?"),
         ("--verison", r"'--verison' is not an option\. Options: --help, --version"),
     ],
 )
@@ -78,8 +80,8 @@ def test_every_command_refuses_a_bare_word_before_it_is_imported(command, monkey
     [
         (["biuld", "--help"], "'biuld' is not a command. .* Did you mean 'build'?"),
         (["--help", "biuld"], "'biuld' is not a command. .* Did you mean 'build'?"),
-        (["help", "quant"], "'quant' is not a command. .*: trtllm-pipelines config quant$"),
-        (["quant=fp8", "--help"], "'quant=fp8' is not a command. Did you mean 'trtllm-pipelines build quant=fp8'?"),
+        (["help", "quant"], "'quant' is not a command. .*: make config quant$"),
+        (["quant=fp8", "--help"], "'quant=fp8' is not a command. Did you mean 'make build quant=fp8'?"),
         (["--version", "junk"], "--version takes no arguments, but 'junk' follows it"),
         (["config", "serveng"], "'serveng' is not a group of settings. Groups: .* Did you mean 'serving'?"),
         (["--bogus", "--help"], "'--bogus' is not an option"),

@@ -114,7 +114,7 @@ def test_another_file_by_name_also_for_the_processes_it_starts(project, capsys):
         ("- build\n", r"is \['build'\], not a mapping of groups"),
         (
             "colour:\n  x: 3\n",
-            r"pipelines.yaml: colour is not a known key\. .*`trtllm-pipelines config` prints all groups",
+            r"pipelines.yaml: colour is not a known key\. .*`make config` prints all groups",
         ),
         ("build:\n  tp_size: 1\nbuild:\n  pp_size: 1\n", r"cannot be read: it has 'build' twice, again in line 3\.$"),
         ("build: [\n", r"pipelines.yaml' cannot be read: .*line 2"),
