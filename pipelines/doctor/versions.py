@@ -164,7 +164,7 @@ def render(diagnosis: Diagnosis) -> str:
         wrapped(f"  !! {each.name}: {each.value.rstrip('.')}. {each.todo}".rstrip(), 5) for each in diagnosis.broken
     ]
     head = "does not run here:" if broken else "runs here: make all"
-    return "\n".join([*lines, f"The configured pipeline {head}", *broken]) + "\n"
+    return "\n".join([*lines, wrapped(f"The configured pipeline {head}"), *broken]) + "\n"
 
 
 def _findings(findings: list[ProbeResult], *, colour: bool) -> list[str]:

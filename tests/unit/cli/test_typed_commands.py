@@ -12,6 +12,7 @@ import pytest
 
 from pipelines.cli.commands import COMMANDS
 from pipelines.cli.main import _without_make
+from pipelines.doctor.versions import Diagnosis, render
 from pipelines.document import blocks
 from pipelines.document.canvas import write_document
 from pipelines.host import screen
@@ -70,6 +71,11 @@ def test_a_command_and_a_page_of_an_installed_package(tmp_path: Path) -> None:
     for path in (paths.markdown, paths.html):
         assert "trtllm-pipelines evaluate" in path.read_text()
         assert "make evaluate" not in path.read_text()
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_last_line_of_doctor() -> None:
+    assert render(Diagnosis({}, [])).endswith("runs here: trtllm-pipelines all\n")
 
 
 def test_what_only_a_checkout_has_is_named_with_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
