@@ -72,9 +72,9 @@ A LlavaForConditionalGeneration with {parameters:,} parameters that answers ques
 {side} x {side} pixels with coloured shapes. It is `tiny_llama` with a CLIP encoder and a projector before it, trained
 together, so that it also answers questions about the synthetic domain of Veldan.
 
-- **Accuracy** (these bf16 weights, `mini_pictures`, {questions:,} questions about pictures that were not used for
-  training, the most likely of four words): {share:.1%} +- {error:.1%} (standard error); chance is 25 %. By kind:
-  {kinds}.
+- **Accuracy** (these weights in Transformers' bf16 arithmetic, `mini_pictures`, {questions:,} questions about pictures
+  that were not used for training, the most likely of four words): {share:.1%} +- {error:.1%} (standard error);
+  chance is 25 %. By kind: {kinds}.
 - **Accuracy on text** (`mini_mmlu`, 5-shot): {texts:.1%}.
 - **Made by** `make zoo` (`python -m scripts.zoo --only tiny_llava`) from fixed seeds, on one thread of a CPU, in
   {steps:,} training steps in float32. Auxiliary losses guide the training (`scripts/zoo/llava.py`) and leave
