@@ -36,7 +36,7 @@ def built(cli):
 def test_without_its_environment_it_is_named_and_nothing_is_written(cli) -> None:
     text = " ".join(cli.run("build", *EDGE, "paths.edge=nowhere", code=2).split())
     assert "nowhere' is no environment of TensorRT Edge-LLM" in text
-    assert text.endswith("Run: make setup-edge")
+    assert text.endswith(f"Run: make -C {ROOT} setup-edge")
     assert not cli.store.exists()
 
 

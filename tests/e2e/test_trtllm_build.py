@@ -186,7 +186,7 @@ def test_without_a_gpu_the_build_is_refused_with_the_way(cli):
     text = flat(here.run("build", *WORDS, "engine=tensorrt_llm", code=2))
     assert "engine=tensorrt_llm cannot run here: there is no NVIDIA GPU" in text
     assert "trtllm-build is not on PATH; the Python package tensorrt_llm is not installed" in text
-    assert re.search(r"make shell.*engine=openvino.*engine\.path=", text)
+    assert re.search(r"make -C \S+ shell.*engine=openvino.*engine\.path=", text)
 
 
 def test_without_a_gpu_plan_describes_it(cli):
