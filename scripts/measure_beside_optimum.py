@@ -3,9 +3,11 @@
     python -m scripts.measure_beside_optimum WORK_FOLDER PYTHON_OF_OPTIMUM [--rounds 8] [--size 1024x20]
 
 PYTHON_OF_OPTIMUM is the interpreter of an environment with optimum-intel 2.2. The model is that of
-measure_beside_llamacpp; threads, arithmetic, KV cache and scheduler are the same on both sides. Prints how many nodes
-of some kinds the plugin made of each graph, the memory that each takes once it has decoded, tokens/s of decoding with
-1, 8 and 32 requests (medians of turns), and the median ratio of pairs measured one after the other.
+measure_beside_llamacpp; threads, arithmetic, KV cache and scheduler are the same on both sides. This project moves an
+engine's weights to huge pages once it is loaded, openvino_genai alone does not, so each graph is measured with and
+without, each in a process of its own. Prints how many nodes of some kinds the plugin made of each graph, the memory
+that each takes once it has decoded, tokens/s of decoding with 1, 8 and 32 requests (medians of turns), and the median
+ratio to optimum-intel's graph without huge pages in the same turn.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +29,16 @@ import openvino_genai as genai
 import psutil
 
 from pipelines.engines.openvino.build import MODEL_FILE
-from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions, kv_precision, properties
-from scripts.measure_beside_llamacpp import ROOT, make
+from pipelines.engines.openvino.runtime import (
+    EngineFolder,
+    OpenVinoOptions,
+    drop_pages,
+    kv_precision,
+    properties,
+    use_huge_pages,
+)
+from scripts.measure_beside_llamacpp import make
+from scripts.served import ROOT
 
 PROMPT, NEW_TOKENS, KV_BLOCKS, REQUESTS = 16, 12, 1024, (1, 8, 32)
 KINDS = ("FullyConnected", "LLMMLP", "QKVProjection")
@@ -55,11 +67,15 @@ def rate(pipeline: genai.ContinuousBatchingPipeline, requests: int) -> float:
     return requests * steps / (time.perf_counter() - start)
 
 
-def opened(folder: Path, chosen: dict[str, Any]) -> tuple[genai.ContinuousBatchingPipeline, str]:
-    """Load a folder with openvino_model.xml; return what it takes and consists of in words too."""
+def kinds(folder: Path, chosen: dict[str, Any]) -> str:
+    """Return how many nodes of some kinds the plugin makes of a graph, in words."""
     nodes = ov.Core().compile_model(folder / MODEL_FILE, "CPU", chosen).get_runtime_model().get_ops()
-    kinds = Counter(node.get_rt_info()["layerType"].astype(str) for node in nodes)
-    del nodes
+    counts = Counter(node.get_rt_info()["layerType"].astype(str) for node in nodes)
+    return ", ".join(f"{kind} {counts[kind]}" for kind in KINDS)
+
+
+def serve(folder: Path, chosen: dict[str, Any], huge_pages: bool, pipe: Connection) -> None:
+    """Load a folder in this process, send the MiB it takes, then answer each number of requests with tokens/s."""
     scheduler = genai.SchedulerConfig()
     scheduler.max_num_batched_tokens, scheduler.max_num_seqs = 2048, max(REQUESTS)
     scheduler.cache_size, scheduler.num_kv_blocks = 0, KV_BLOCKS
@@ -67,9 +83,31 @@ def opened(folder: Path, chosen: dict[str, Any]) -> tuple[genai.ContinuousBatchi
     before = psutil.Process().memory_info()
     pipeline = genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", chosen)
     rate(pipeline, max(REQUESTS))
+    if huge_pages:
+        drop_pages((folder / MODEL_FILE).with_suffix(".bin"))
+        use_huge_pages()
     after = psutil.Process().memory_info()
-    private = (after.rss - after.shared - before.rss + before.shared) / 2**20
-    return pipeline, f"{private:,.0f} MiB; " + ", ".join(f"{kind} {kinds[kind]}" for kind in KINDS)
+    pipe.send((after.rss - after.shared - before.rss + before.shared) / 2**20)
+    while requests := pipe.recv():
+        pipe.send(rate(pipeline, requests))
+
+
+def measure(sides: dict[str, Connection], rounds: int) -> None:
+    """Print tokens/s of the sides in turns, and their ratios to the last one."""
+    for number in REQUESTS:
+        rates: dict[str, list[float]] = {side: [] for side in sides}
+        for turn in range(rounds):
+            for side in list(sides)[:: 1 if turn % 2 else -1]:
+                sides[side].send(number)
+                rates[side].append(sides[side].recv())
+        *_, last = rates.values()
+        each = ", ".join(
+            f"{side} {statistics.median(values):.1f}"
+            f" ({statistics.median(a / b for a, b in zip(values, last, strict=True)):.2f})"
+            for side, values in rates.items()
+        )
+        sys.stdout.write(f"{number:>3} requests: {each} tokens/s (ratio)\n")
+        sys.stdout.flush()
 
 
 def main() -> None:
@@ -90,18 +128,15 @@ def main() -> None:
     config = EngineFolder.load(ours).config
     run = OpenVinoOptions(num_threads=psutil.cpu_count(logical=False))
     chosen = properties(config, run, kv_precision(config, run))
-    pipelines = {}
-    for side, folder in {"ours": ours, "optimum": theirs}.items():
-        pipelines[side], told = opened(folder, chosen)
-        sys.stdout.write(f"{side}: {told}\n")
-    for number in REQUESTS:
-        rates: dict[str, list[float]] = {side: [] for side in pipelines}
-        for turn in range(options.rounds):
-            for side in list(pipelines)[:: 1 if turn % 2 else -1]:
-                rates[side].append(rate(pipelines[side], number))
-        ratio = statistics.median(a / b for a, b in zip(*rates.values(), strict=True))
-        each = ", ".join(f"{side} {statistics.median(values):.1f}" for side, values in rates.items())
-        sys.stdout.write(f"{number:>3} requests: {each} tokens/s, ratio {ratio:.2f}\n")
+    sides: dict[str, Connection] = {}
+    for graph, folder in {"ours": ours, "optimum": theirs}.items():
+        sys.stdout.write(f"{graph}: {kinds(folder, chosen)}\n")
+        for pages in ("huge pages", "small pages"):
+            sides[f"{graph}, {pages}"], its_end = get_context("spawn").Pipe()
+            words_of = (folder, chosen, pages == "huge pages", its_end)
+            get_context("spawn").Process(target=serve, args=words_of, daemon=True).start()
+            sys.stdout.write(f"{graph}, {pages}: {sides[f'{graph}, {pages}'].recv():,.0f} MiB\n")
+    measure(sides, options.rounds)
 
 
 if __name__ == "__main__":
