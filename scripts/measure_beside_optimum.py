@@ -75,7 +75,7 @@ def kinds(folder: Path, chosen: dict[str, Any]) -> str:
 
 
 def serve(folder: Path, chosen: dict[str, Any], huge_pages: bool, pipe: Connection) -> None:
-    """Load a folder in this process, send the MiB it takes, then answer each number of requests with tokens/s."""
+    """Load a folder, send the MiB it takes, then answer each number of requests with tokens/s; 0 ends it."""
     scheduler = genai.SchedulerConfig()
     scheduler.max_num_batched_tokens, scheduler.max_num_seqs = 2048, max(REQUESTS)
     scheduler.cache_size, scheduler.num_kv_blocks = 0, KV_BLOCKS
@@ -137,6 +137,8 @@ def main() -> None:
             get_context("spawn").Process(target=serve, args=words_of, daemon=True).start()
             sys.stdout.write(f"{graph}, {pages}: {sides[f'{graph}, {pages}'].recv():,.0f} MiB\n")
     measure(sides, options.rounds)
+    for side in sides.values():
+        side.send(0)
 
 
 if __name__ == "__main__":
