@@ -175,7 +175,9 @@ def parameters_of(design: Design, fitted: Fitted) -> dict[str, Any]:
         for name, offsets in Parameters.load().offsets.items()
     }
     same = {
-        name: value for name, value in before.items() if math.isclose(value, parameters.shared[name], rel_tol=1e-12)
+        name: before[name]
+        for name, value in parameters.shared.items()
+        if math.isclose(value, before.get(name, math.nan), rel_tol=1e-12)
     }
     parameters = replace(parameters, shared={**parameters.shared, **same})  # not rounded again by the logarithm
     width = dict(zip(design.columns, 1.645 * np.sqrt(np.diag(fitted.covariance)), strict=True))

@@ -85,7 +85,6 @@ PRIORS = {
         {"engine": 0.6, "family": 1.0, "version": 0.4, "offline": 0.6},
         "seconds per request and iteration",
     ),
-    "t_prefill": Prior(0.0003, 1.0, {"engine": 0.6, "family": 0.8, "offline": 0.5}, "seconds per prompt"),
     "kv_share": Prior(
         0.9,
         0.1,

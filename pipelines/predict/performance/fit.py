@@ -72,7 +72,6 @@ GPU_KNOBS = (
     Knob("token", 0.5, ("token",)),
     Knob("fixed", 0.5, ("fixed",)),
     Knob("sequence", 0.7, ("sequence",)),
-    Knob("prefill", 0.7, ("prefill",)),
     Knob("overhead", 0.7, ("overhead_s",)),
     Knob("client_gap", 1.0, ("client_gap_s",)),
 )

@@ -10,7 +10,7 @@ are for one rank; H = hidden, L = layers, d = head_dim:
     token             (H L 4 act + expert activations) / BW   + [tp > 1] 2 L 2 (tp - 1) / tp 2 H / (e_l link)
     fixed             t0 + t_layer L   + [tp > 1] 2 L a   + streamed bytes of W / host link
     padding           2 W_experts tile / 2 / (tp e_c peak(format))
-    sequence, prefill t_seq, t_prefill             prompts t_eager L_experts
+    sequence          t_seq                                       prompts           t_eager L_experts
 
 With attention data parallelism a rank works on requests of its own: attention, common MLPs and head are whole on it
 (no tp), its tokens pass through as many experts as alone, the tokens of all ranks share the reads of the experts, and
@@ -48,8 +48,8 @@ FILE = Path(__file__).parent / "parameters.json"
 BOUNDS = {
     "e_c": (0.05, 1.0), "e_m": (0.1, 1.0), "e_a": (0.02, 1.0), "e_k": (0.05, 1.0), "e_d": (0.002, 1.0),
     "e_l": (0.05, 1.0), "a": (1e-06, 3e-05), "c_act": (0.5, 100.0), "knee": (1.5, 8.0), "t0": (1e-05, 0.02),
-    "t_layer": (1e-06, 0.0005), "t_seq": (1e-07, 0.0005), "t_prefill": (1e-06, 0.03),
-    "kv_share": (0.3, 1.3), "slots": (32.0, 8192.0), "overhead_s": (0.0001, 0.5),
+    "t_layer": (1e-06, 0.0005), "t_seq": (1e-07, 0.0005), "kv_share": (0.3, 1.3),
+    "slots": (32.0, 8192.0), "overhead_s": (0.0001, 0.5),
     "client_delay": (0.0001, 0.5), "c_expert": (0.01, 20.0), "tile": (1.0, 256.0), "t_eager": (1e-9, 0.002),
 }  # fmt: skip
 """Physical bounds of every parameter; no efficiency is above 1. What each one is: scripts/published_fit/priors.py."""
@@ -262,7 +262,6 @@ def iteration_cost(facts: Facts, values: Mapping[str, Any]) -> IterationCost:
         token=(facts.token_bytes * values["c_act"] + facts.expert_bytes * values["c_expert"]) / facts.bandwidth + links,
         fixed=values["t0"] + values["t_layer"] * facts.layers + values["a"] * facts.reduces + facts.host_seconds,
         sequence=values["t_seq"],
-        prefill=values["t_prefill"],
         prompts=values["t_eager"] * facts.expert_layers,
         prefill_window=facts.windowed * facts.attention_flops / products,
         padding=facts.expert_flops * values["tile"] / 2 / compute,

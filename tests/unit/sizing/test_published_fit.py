@@ -11,16 +11,16 @@ from scripts.published_fit.priors import PRIORS
 
 ROWS = 60
 LABELS = [("family=vllm", "gpu=h100_sxm") if row % 2 else ("family=nim", "gpu=l40s") for row in range(ROWS)]
-SIZE = np.geomspace(1, 100, ROWS)
+SIZE = np.geomspace(20, 2000, ROWS)
 
 
 def predict(values):
     """log(seconds) of something that takes a constant and a share per size."""
-    return np.log(values["t0"] + values["t_prefill"] * SIZE)
+    return np.log(values["t0"] + values["t_seq"] * SIZE)
 
 
 def measured(noise=0.0, seed=0):
-    true = {"t0": 0.002, "t_prefill": 0.0009}
+    true = {"t0": 0.002, "t_seq": 0.000045}
     per_row = {name: np.where(np.arange(ROWS) % 2, 1.5, 1.0) * value for name, value in true.items()}
     return np.exp(predict(per_row) + np.random.default_rng(seed).normal(0, noise, ROWS))
 
