@@ -33,7 +33,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(SYSTEM_PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[cpu,serve,report,size,sweep,dev]'
 # pip compiles one file after the other, and the tests of packages too; files for another Python do not compile, with pip neither
-	@$(VENV)/bin/python -m compileall -qq -j 0 -x 'site-packages/.*/tests?/' $(VENV)/lib || true
+	@$(VENV)/bin/python -W ignore -m compileall -qq -j 0 -x 'site-packages/.*/tests?/' $(VENV)/lib || true
 	@touch $@
 
 ifeq ($(filter-out $(COMMANDS),$(WORDS))$(word 2,$(WORDS)),)

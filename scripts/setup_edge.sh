@@ -8,6 +8,6 @@ if [ ! -e "$venv/.ready" ]; then
   echo "Creating $venv (only once, takes a few minutes) ..."
   "${SYSTEM_PYTHON:-python3}" -m venv "$venv"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile 'tensorrt-edgellm[export]==0.11.0'
-  "$venv/bin/python" -m compileall -qq -j 0 -x 'site-packages/.*/tests?/' "$venv/lib" || true
+  "$venv/bin/python" -W ignore -m compileall -qq -j 0 -x 'site-packages/.*/tests?/' "$venv/lib" || true
   touch "$venv/.ready"
 fi
