@@ -52,7 +52,7 @@ def test_the_plan_has_the_commands_of_the_device(cli) -> None:
     [
         ("evaluate", "cannot evaluate: TensorRT Edge-LLM runs on the device. It works with build."),
         ("serve", "cannot serve: TensorRT Edge-LLM runs on the device. It works with build."),
-        ("image", "has no image: its files are made with make build, on any machine."),
+        ("image", "has no image: its files are made with trtllm-pipelines build, on any machine."),
     ],
 )
 def test_other_commands_name_what_works(command: str, said: str, cli) -> None:
