@@ -29,7 +29,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -292,19 +292,29 @@ def figure(summary: dict[str, Any], load: str) -> float:
     return isl / float(summary["ttft_s"]["p50"]) if osl == 1 else float(summary["output_tokens_per_s"])
 
 
+def in_turns(
+    sides: Mapping[str, Any], rounds: int, rate: Callable[[Any, int], float]
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Return each side's rates, measured in turns in alternating order, and its median ratio to the last side's."""
+    rates: dict[str, list[float]] = {side: [] for side in sides}
+    for turn in range(rounds):
+        for side in list(sides)[:: 1 if turn % 2 == 0 else -1]:
+            rates[side].append(rate(sides[side], turn))
+    *_, last = rates.values()
+    ratios = {side: statistics.median(a / b for a, b in zip(each, last, strict=True)) for side, each in rates.items()}
+    return rates, ratios
+
+
 def measure(sides: dict[str, Served], model: Path, options: argparse.Namespace) -> None:
     """Print the figures of the servers under each load, and the ratio of each of ours to the last one."""
     for load in options.loads:
-        rates: dict[str, list[float]] = {side: [] for side in sides}
-        for turn in range(options.rounds):
-            for side in list(sides)[:: 1 if turn % 2 == 0 else -1]:
-                summary = benchmark(sides[side], model, load, 100 + turn, options.seconds)
-                rates[side].append(figure(summary, load))
-        *_, theirs = rates.values()
+        rates, ratios = in_turns(
+            sides,
+            options.rounds,
+            lambda server, turn, load=load: figure(benchmark(server, model, load, 100 + turn, options.seconds), load),
+        )
         each = "  ".join(
-            f"{side} {', '.join(f'{rate:.1f}' for rate in found)}"
-            f" ({statistics.median(a / b for a, b in zip(found, theirs, strict=True)):.2f})"
-            for side, found in rates.items()
+            f"{side} {', '.join(f'{rate:.1f}' for rate in found)} ({ratios[side]:.2f})" for side, found in rates.items()
         )
         sys.stdout.write(f"{load:>10}  {each}  tokens/s (ratio)\n")
         sys.stdout.flush()

@@ -37,7 +37,7 @@ from pipelines.engines.openvino.runtime import (
     properties,
     use_huge_pages,
 )
-from scripts.measure_beside_llamacpp import make
+from scripts.measure_beside_llamacpp import in_turns, make
 from scripts.served import ROOT
 
 PROMPT, NEW_TOKENS, KV_BLOCKS, REQUESTS = 16, 12, 1024, (1, 8, 32)
@@ -92,20 +92,17 @@ def serve(folder: Path, chosen: dict[str, Any], huge_pages: bool, pipe: Connecti
         pipe.send(rate(pipeline, requests))
 
 
+def asked(side: Connection, requests: int) -> float:
+    """Return the tokens/s that a process of `serve` measures."""
+    side.send(requests)
+    return float(side.recv())
+
+
 def measure(sides: dict[str, Connection], rounds: int) -> None:
     """Print tokens/s of the sides in turns, and their ratios to the last one."""
     for number in REQUESTS:
-        rates: dict[str, list[float]] = {side: [] for side in sides}
-        for turn in range(rounds):
-            for side in list(sides)[:: 1 if turn % 2 else -1]:
-                sides[side].send(number)
-                rates[side].append(sides[side].recv())
-        *_, last = rates.values()
-        each = ", ".join(
-            f"{side} {statistics.median(values):.1f}"
-            f" ({statistics.median(a / b for a, b in zip(values, last, strict=True)):.2f})"
-            for side, values in rates.items()
-        )
+        rates, ratios = in_turns(sides, rounds, lambda side, _, number=number: asked(side, number))
+        each = ", ".join(f"{side} {statistics.median(found):.1f} ({ratios[side]:.2f})" for side, found in rates.items())
         sys.stdout.write(f"{number:>3} requests: {each} tokens/s (ratio)\n")
         sys.stdout.flush()
 
