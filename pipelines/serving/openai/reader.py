@@ -44,6 +44,7 @@ class Reader:
         """
         self._load, self._limits = load, limits
         self._turn = asyncio.Lock()
+        self._closed = False
 
     def open(self) -> None:
         """Start the process, without waiting until it has loaded."""
@@ -52,7 +53,8 @@ class Reader:
         self._pool.submit(int)  # a pool starts its process with the first work
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, for good."""
+        self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():
             process.kill()
@@ -90,13 +92,16 @@ class Reader:
         try:
             reading = loop.run_in_executor(self._pool, work, *arguments)
         except BrokenProcessPool:  # it ended while it had nothing to read
+            if self._closed:
+                raise
             self.open()
             reading = loop.run_in_executor(self._pool, work, *arguments)
         reading.add_done_callback(self._next)
         return reading
 
     def _next(self, done: asyncio.Future[Any]) -> None:
-        if not done.cancelled() and isinstance(done.exception(), BrokenProcessPool):
+        broken = not done.cancelled() and isinstance(done.exception(), BrokenProcessPool)
+        if broken and not self._closed:
             self.open()
         self._turn.release()
 

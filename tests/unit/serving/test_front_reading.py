@@ -176,12 +176,14 @@ def read(load: Callable[[], Any], *names: str, patience_s: float = 60.0) -> list
         one = Reader(load, Limits(request_timeout_s=patience_s))
         one.open()
         errors = []
-        for name in names:
-            with pytest.raises(ApiError) as caught:
-                await one.read("completions", json.dumps({"model": name, "prompt": "a"}).encode())
-            errors.append(caught.value)
-        assert len(multiprocessing.active_children()) == 1  # there for the next
-        one.close()
+        try:
+            for name in names:
+                with pytest.raises(ApiError) as caught:
+                    await one.read("completions", json.dumps({"model": name, "prompt": "a"}).encode())
+                errors.append(caught.value)
+            assert len(multiprocessing.active_children()) == 1  # there for the next
+        finally:
+            one.close()
         return errors
 
     return asyncio.run(check())
@@ -220,6 +222,19 @@ def test_a_reading_process_that_ended_while_it_was_idle_is_started_again() -> No
             await asyncio.sleep(0.3)
         assert len(pids) == 2
         one.close()
+
+    asyncio.run(check())
+
+
+def test_a_reader_closed_while_it_reads_starts_no_process_again() -> None:
+    async def check() -> None:
+        one = Reader(late, Limits(request_timeout_s=0.2))
+        one.open()
+        with pytest.raises(ApiError, match="too busy"):
+            await one.read("completions", b'{"model": "m", "prompt": "a"}')
+        one.close()
+        await asyncio.sleep(0.5)  # until the loop has heard of the end
+        assert multiprocessing.active_children() == []
 
     asyncio.run(check())
 
