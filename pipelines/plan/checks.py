@@ -20,7 +20,7 @@ from pipelines.domain.formats import (
     version_faults,
 )
 from pipelines.domain.units import show_bytes
-from pipelines.engines.openvino.memory import kv_fault, unheard
+from pipelines.engines.openvino.memory import experts_fault, kv_fault, unheard
 from pipelines.engines.registry import OPENVINO, ServerBackend
 from pipelines.engines.tensorrt_edge.exporter import environment_fault
 from pipelines.engines.tensorrt_llm.llm_api import numbers, tables_of
@@ -177,8 +177,10 @@ def _host_memory(d: Deployment, checked: Checked) -> None:
         return
     needs = memory_checks.cpu_needs(d)
     checked.notes += memory_checks.cpu_notes(needs, request_tokens(d.settings))
-    checked.notes += tuple(filter(None, (memory_checks.logits_note(d), unheard(d.settings.engine.openvino))))
-    checked.faults += [fault] if (fault := kv_fault(d.settings.engine.openvino)) else []
+    options = d.settings.engine.openvino
+    checked.notes += tuple(filter(None, (memory_checks.logits_note(d), unheard(options))))
+    faults = kv_fault(options), experts_fault(options, d.shape, d.settings.quant.qformat)
+    checked.faults += filter(None, faults)
     why = memory_checks.two_models(d) if d.has_fidelity else ""
     if why and d.target == "fidelity":
         checked.faults.append(Fault(why, todo="Use a smaller model, or a machine with more memory."))

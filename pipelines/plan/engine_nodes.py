@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pipelines.domain.formats import QFormat
-from pipelines.engines.config import options_of_build
+from pipelines.engines.config import OpenVinoSettings, options_of_build
+from pipelines.engines.openvino.memory import with_expert_products
 from pipelines.engines.port import OnGpu
 from pipelines.engines.registry import ServerBackend
 from pipelines.plan.deployment import Deployment
@@ -160,6 +161,9 @@ def build(d: Deployment, predicted: Mapping[str, float] | None = None) -> Build:
     """Return the stage that builds the engine of a deployment: for this machine's GPU, or without one that named."""
     settings = d.settings
     gpus, hardware, paths = d.machine.gpus, settings.hardware, settings.paths
+    options = d.engine.options_of(settings.engine)
+    if isinstance(options, OpenVinoSettings):
+        options = with_expert_products(options, d.shape, settings.quant.qformat)
     name, sm = (gpus[0].name, gpus[0].sm) if gpus else (hardware.gpu or "", hardware.sm)
     on_gpu = OnGpu(name, sm, paths.store.absolute() / ".timing_caches", paths.runs.absolute())
     return Build(
@@ -170,7 +174,7 @@ def build(d: Deployment, predicted: Mapping[str, float] | None = None) -> Build:
         on_gpu if d.engine.needs_gpu else None,
         d.positions,
         predicted or {},
-        options_of_build(d.engine.options_of(settings.engine)),
+        options_of_build(options),
     )
 
 

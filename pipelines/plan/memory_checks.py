@@ -24,6 +24,7 @@ from pipelines.engines.openvino.memory import (
     loaded_for_logits,
     usual_kv_precision,
     vision_memory,
+    with_expert_products,
 )
 from pipelines.host.machine import has_avx512, native_bf16
 from pipelines.loadgen.config import DEFAULT_CONCURRENCY
@@ -264,6 +265,7 @@ def cpu_sizes(settings: Settings, shape: ModelShape) -> CpuSizes:
         bf16=native_bf16(),
         table_rows=build.max_prompt_embedding_table_size,
         int8_head=options.head_precision == "int8",
+        grouped_experts=with_expert_products(options, shape, settings.quant.qformat).experts == "grouped",
     )
     if bound is None:
         return sizes

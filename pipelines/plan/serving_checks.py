@@ -10,7 +10,7 @@ from eval.config import EvalSettings, FidelitySettings
 from eval.spec import is_written
 from pipelines.domain.errors import Fault, collecting
 from pipelines.domain.families import FAMILIES
-from pipelines.engines.config import EngineSettings
+from pipelines.engines.config import EngineSettings, options_of_build
 from pipelines.engines.registry import ENGINES, ServerBackend
 from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.loadgen.config import WorkloadSettings, load_faults
@@ -267,9 +267,9 @@ def _built(engine: EngineSettings, built: BuiltEngine, target: Target) -> Iterat
             f"engine={engine.name} is set, but engine.path='{engine.path}' is an engine of {built.flavour}.",
             todo=f"Give engine={built.flavour}.",
         )
-    if engine.openvino.head_precision != "checkpoint":
+    for key in sorted(options_of_build(engine.openvino)):
         yield Fault(
-            f"engine.openvino.head_precision={engine.openvino.head_precision} is asked of an engine that is built:"
+            f"engine.openvino.{key}={getattr(engine.openvino, key)} is asked of an engine that is built:"
             f" engine.path='{engine.path}'.",
             "It changes what is built.",
             "Leave it out, or leave engine.path out to build an engine with it.",

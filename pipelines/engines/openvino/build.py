@@ -22,12 +22,18 @@ from pipelines.engines.port import BuildLimits, EngineFacts
 from pipelines.host.disk import why_not_written
 
 MODEL_FILE, CONFIG_FILE, FLAVOUR = "openvino_model.xml", "config.json", "openvino"
-HEAD_PRECISION = "head_precision"
-"""In an engine's description, if its head is not as in the checkpoint."""
+HEAD_PRECISION, EXPERTS = "head_precision", "experts"
+"""In an engine's description, if its head is not as in the checkpoint, or one product is for all experts."""
 
 
 def build_engine(
-    checkpoint: Path, limits: BuildLimits, out_dir: Path, progress: Progress, *, int8_head: bool = False
+    checkpoint: Path,
+    limits: BuildLimits,
+    out_dir: Path,
+    progress: Progress,
+    *,
+    int8_head: bool = False,
+    grouped_experts: bool = False,
 ) -> EngineFacts:
     """Build an engine folder from a checkpoint folder.
 
@@ -49,7 +55,8 @@ def build_engine(
         raise UserError(f"max_input_len={limits.max_input_len} is more than max_seq_len={limits.max_seq_len}.")
     out_dir.mkdir(parents=True, exist_ok=True)
     with progress.task("building the OpenVINO graph", opened.config.num_hidden_layers, "layers") as advance:
-        builder = GraphBuilder(opened, advance, limits.max_prompt_embedding_table_size, int8_head=int8_head)
+        form = {"int8_head": int8_head, "grouped_experts": grouped_experts}
+        builder = GraphBuilder(opened, advance, limits.max_prompt_embedding_table_size, **form)
         model = builder.build()
     constants: Counter[str] = Counter()  # elements of each type, e.g. {"i4": 1024}
     for node in model.get_ops():
@@ -59,6 +66,7 @@ def build_engine(
     mark_16_bit_weights(out_dir / MODEL_FILE)
     description = describe(opened.config.raw, limits, dict(constants))
     description["engine"] |= {HEAD_PRECISION: "int8"} if int8_head else {}
+    description["engine"] |= {EXPERTS: "grouped"} if builder.groups_experts else {}
     (out_dir / CONFIG_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
     if opened.config.layers is not None:
         shutil.copyfile(checkpoint / LAYERS_FILE, out_dir / LAYERS_FILE)  # as trtllm-build does

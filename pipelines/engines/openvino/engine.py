@@ -302,13 +302,16 @@ class OpenVinoEngine:
     name = "openvino"
 
     def __init__(self, options: OpenVinoOptions | None = None) -> None:
-        """Take the options; `head_precision` alone affects what `build` writes."""
+        """Take the options; `head_precision` and `experts` affect what `build` writes."""
         self._options = options or OpenVinoOptions()
 
     def build(self, checkpoint: Path, limits: BuildLimits, out_dir: Path, progress: Progress) -> EngineFacts:
         """Build `out_dir` from a checkpoint folder; see `build.build_engine`."""
-        int8_head = self._options.head_precision == "int8"
-        return build_engine(checkpoint, limits, out_dir, progress, int8_head=int8_head)
+        form = {
+            "int8_head": self._options.head_precision == "int8",
+            "grouped_experts": self._options.experts == "grouped",
+        }
+        return build_engine(checkpoint, limits, out_dir, progress, **form)
 
     def open(self, engine_dir: Path) -> OpenVinoSession:
         """Open a built engine; weights are loaded by the first request."""

@@ -27,7 +27,7 @@ from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import FLOAT_WEIGHTS, Activation, KvFormat
 from pipelines.domain.model_shape import SWIGLU_ALPHA, SWIGLU_LIMIT
 from pipelines.engines.openvino.lora import named
-from pipelines.engines.openvino.mixture import Expert, ExpertTensors, routed
+from pipelines.engines.openvino.mixture import Expert, ExpertTensors, Route, grouped, route, separate, swiglu
 from pipelines.engines.openvino.prompt_table import with_table
 from pipelines.engines.openvino.rope import attention_factor, inverse_frequencies
 from pipelines.engines.openvino.weights import WeightStore, to_fp8, to_int8, to_nvfp4
@@ -118,6 +118,7 @@ class GraphBuilder:
         table_rows: int = 0,
         *,
         int8_head: bool = False,
+        grouped_experts: bool = False,
     ) -> None:
         """Check that this builder supports the model.
 
@@ -126,16 +127,27 @@ class GraphBuilder:
             layer_done: called with 1 after each decoder layer.
             table_rows: rows of the prompt table; 0 is none.
             int8_head: round the output head to INT8, one scale per token.
+            grouped_experts: use one product for all experts, if none of them rounds activations.
 
         Raises:
             UserError: the architecture, the activation function or an attention feature is not supported.
         """
         self._checkpoint, self._config = checkpoint, checkpoint.config
         self._store = WeightStore(checkpoint)
-        self._layer_done, self._table_rows, self._int8_head = layer_done, table_rows, int8_head
+        self._layer_done, self._table_rows = layer_done, table_rows
+        self._int8_head, self._grouped_experts = int8_head, grouped_experts
         self._sinks: list[ov.Node] = []
         self._variables: list[Variable] = []
         check_supported(checkpoint)
+
+    @property
+    def groups_experts(self) -> bool:
+        """Whether one product is for all experts; not where these round activations."""
+        rounds = any(self._rounds_experts(f"transformer.layers.{n}") for n in range(self._config.num_hidden_layers))
+        return self._grouped_experts and self._config.experts is not None and not rounds
+
+    def _rounds_experts(self, ours: str) -> bool:
+        return self._config.format_of(f"{ours}.mlp.fc").activation in _QUANTIZERS
 
     def build(self) -> ov.Model:
         """Return the stateful model; see the module docstring for its inputs and output."""
@@ -221,8 +233,13 @@ class GraphBuilder:
     def _mixture(self, ours: str, theirs: str, normed: ov.Node) -> ov.Node:
         config, experts = self._config, self._config.experts
         assert experts is not None
+        router, bias = self._store.float32(f"{ours}.mlp.router.weight"), f"{ours}.mlp.router.bias"
+        router_bias = self._store.float32(bias) if bias in self._checkpoint else None
+        to = route(normed, router, router_bias, experts, f"{theirs}.mlp")
         gated = _gated(config.hidden_act)
-        rounds = config.format_of(f"{ours}.mlp.fc").activation in _QUANTIZERS
+        rounds = self._rounds_experts(ours)
+        if self.groups_experts:
+            return grouped(normed, to, lambda tokens: self._grouped_mlp(ours, to, tokens))
         rounded = self._quantized(f"{ours}.mlp.fc", f"{theirs}.mlp.experts", normed) if rounds else normed
 
         def product(module: str, linear: str) -> Expert:
@@ -243,10 +260,32 @@ class GraphBuilder:
             inside = named(gated(gate, up), f"{theirs}.mlp.experts.product")
             return self._quantized(f"{ours}.mlp.proj", f"{theirs}.mlp.experts.down_proj", inside) if rounds else inside
 
-        router, bias = self._store.float32(f"{ours}.mlp.router.weight"), f"{ours}.mlp.router.bias"
-        router_bias = self._store.float32(bias) if bias in self._checkpoint else None
-        products = product("fc", "up_gate_proj"), between, product("proj", "down_proj")
-        return routed(normed, rounded, router, router_bias, experts, config.hidden_size, f"{theirs}.mlp", *products)
+        return separate(normed, rounded, to, product("fc", "up_gate_proj"), between, product("proj", "down_proj"))
+
+    def _grouped_mlp(self, ours: str, to: Route, tokens: ov.Node) -> ov.Node:
+        """Return what every expert makes of every token [E, B T, H], in the form that `grouped` needs."""
+        each = [ExpertTensors(self._checkpoint, number) for number in range(to.experts.count)]
+        inner = self._config.intermediate_size
+
+        def product(module: str, linear: str, x: ov.Node, *pieces: slice) -> ov.Node:
+            name, bias = f"{to.name}.experts.{linear}", f"{ours}.mlp.{module}.bias"
+            weight = named(self._store.stacked(each, f"{ours}.mlp.{module}", *pieces), f"{name}.weight")
+            result = named(op.matmul(x, weight, transpose_a=False, transpose_b=True), name)
+            if bias not in self._checkpoint:
+                return result
+            added = np.stack([self._store.float32(bias)[:, rows] for rows in pieces], axis=2)
+            return named(op.add(result, added.reshape(len(each), 1, -1)), f"{name}.biased")
+
+        up_rows, gate_rows = slice(0, inner), slice(inner, 2 * inner)
+        if self._config.hidden_act == _CLAMPED:  # alternating: OpenVINO would make one split of two halves
+            both = product("fc", "up_gate_proj", tokens, up_rows, gate_rows)
+            end, step, axis = (np.array([value], dtype=np.int64) for value in (2 * inner, 2, 2))
+            up, gate = (op.slice(both, np.array([first], dtype=np.int64), end, step, axis) for first in (0, 1))
+            inside = _clamped(gate, up)
+        else:
+            gate = product("fc", "gate_proj", tokens, gate_rows)
+            inside = swiglu(gate, product("fc", "up_proj", tokens, up_rows))
+        return product("proj", "down_proj", named(inside, f"{to.name}.experts.product"), slice(None))
 
     def _attention(self, layer: int, x: ov.Node, shared: _Inputs) -> ov.Node:
         config, ours = self._config, f"transformer.layers.{layer}.attention"

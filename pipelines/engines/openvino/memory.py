@@ -102,6 +102,8 @@ LIBRARIES = 78 * MIB
 HEAD, EMBEDDING, F32 = 2, 2, 4
 """Bytes per weight of the output head's packed copy, of the 16-bit embedding in the engine file, which is mapped, and
 of the prompt table there."""
+EXPERT_ROWS = 1.7
+"""Buffers that experts keep, per row of an iteration of max_num_tokens; 1.4 to 1.9 were measured, and once 0.5."""
 LORA_COPIES, LORA_OUTPUTS = 2, 3
 """Copies in float32 of an adapter's matrices that are no mapped pages (the one that was read, and the plugin's), and of
 the outputs of Q, K and V. Measured in float32, on adapters of all linears and of those of the attention."""
@@ -119,6 +121,7 @@ class CpuSizes:
         bf16: whether the processor computes in bf16 natively; without it, float32 kernels are others.
         table_rows: rows of the prompt table.
         int8_head: whether the output head is in INT8.
+        grouped_experts: whether one product is for all experts of a mixture.
         precision: type of the arithmetic.
         kv_precision: storage type of the KV cache.
         max_num_tokens: most tokens in one iteration.
@@ -140,6 +143,7 @@ class CpuSizes:
     bf16: bool = True
     table_rows: int = 0
     int8_head: bool = False
+    grouped_experts: bool = False
 
     @property
     def block_bytes(self) -> int:
@@ -244,7 +248,7 @@ def cpu_memory(sizes: CpuSizes) -> CpuMemory | None:
         process=PROCESS + cost.layer * shape.num_hidden_layers,
         weights=linear * shape.linear_params + head * table,
         kv_pool=blocks * sizes.block_bytes,
-        activations=sizes.max_num_tokens * per_token,
+        activations=sizes.max_num_tokens * per_token + _expert_rows(sizes),
         kernels=min(KERNEL_CACHE, different * each_has) * kernels.size,
         mapped=LIBRARIES
         + cost.mapped * shape.linear_params
@@ -252,6 +256,20 @@ def cpu_memory(sizes: CpuSizes) -> CpuMemory | None:
         + F32 * sizes.table_rows * shape.hidden_size,
         kv_blocks=blocks,
     )
+
+
+def _expert_rows(sizes: CpuSizes) -> float:
+    """Return the bytes of the rows that experts multiply: those of a layer if grouped, else of all layers.
+
+    Products of each expert have buffers of their own, which stay as large as the most rows that they ever had.
+    """
+    shape = sizes.shape
+    if shape.num_experts == 1:
+        return 0
+    channels = 2 * shape.hidden_size + 3 * shape.intermediate_size  # in and out, and up, gate and their product
+    row = channels * ELEMENT_BITS[sizes.precision] // 8
+    rows = sizes.max_num_tokens * shape.num_experts_per_token
+    return EXPERT_ROWS * rows * row * (1 if sizes.grouped_experts else shape.num_hidden_layers)
 
 
 def in_same_process(memory: CpuMemory) -> CpuMemory:
@@ -341,6 +359,36 @@ def kv_fault(options: OpenVinoSettings) -> Fault | None:
     else:
         return None
     return Fault(f"{what} {why}", f"Here: {allowed}.")
+
+
+def groups_experts(options: OpenVinoSettings) -> bool:
+    """Return whether one product for all experts is the faster way here: in bf16 with AMX (docs/benchmarks.md)."""
+    return has_amx() and inference_precision(options) == "bf16"
+
+
+def with_expert_products(options: OpenVinoSettings, shape: ModelShape | None, qformat: QFormat) -> OpenVinoSettings:
+    """Return the options for building, with `experts` decided: grouped, or auto for products of each expert.
+
+    A model of the Hub whose shape is not known is taken for a mixture; a dense one is built the same either way.
+    """
+    mixture = (shape is None or shape.num_experts > 1) and FORMATS[qformat].activation == "16bit"
+    grouped = mixture and options.experts != "separate" and groups_experts(options)
+    return options.model_copy(update={"experts": "grouped" if grouped else "auto"})
+
+
+def experts_fault(options: OpenVinoSettings, shape: ModelShape, qformat: QFormat) -> Fault | None:
+    """Return why experts cannot be multiplied as asked; None if they can."""
+    if options.experts != "grouped":
+        return None
+    what, todo = "engine.openvino.experts=grouped", "Leave it out."
+    if shape.num_experts == 1:
+        return Fault(f"{what} needs a mixture of experts; {shape.architecture} is none.", todo=todo)
+    if FORMATS[qformat].activation != "16bit":
+        return Fault(f"{what} does not go with quant={qformat}: its experts round activations.", todo=todo)
+    return None if groups_experts(options) else Fault(f"{what} {NEEDS_AMX}", todo=todo)
+
+
+NEEDS_AMX = "needs a processor with AMX and arithmetic in bf16; elsewhere it takes up to ten times as long."
 
 
 def rounds_activations(options: OpenVinoSettings) -> bool:

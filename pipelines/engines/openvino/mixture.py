@@ -1,9 +1,14 @@
 """Route tokens to the experts of a mixture: each expert multiplies the rows of the tokens that chose it, no others.
 
-A row is a token at one of its experts; rows are sorted by expert and split into a part for each, twice: before the
-product of up and gate in one, and before that of down. What is between the two is computed of all rows at once. In the
-end they are brought back into the order of tokens. Every node counts: one of an expert without rows still takes about 5
-us, which is what a token of one user waits for most. An expert's weights are packed when its first row comes.
+A row is a token at one of its experts. There are two graphs for it:
+
+`separate`: rows are sorted by expert and split into a part for each, twice: before the product of up and gate in one,
+and before that of down. What is between the two is computed of all rows at once. In the end they are brought back into
+the order of tokens. Every node counts: one of an expert without rows still takes about 5 us, which is what a token of
+one user waits for most. An expert's weights are packed when its first row comes.
+
+`grouped`: all tokens times all experts, as optimum-intel writes it. The CPU plugin recognizes the form and multiplies
+only the rows (its node GatherMatmul), in tiles of an expert's rows with AMX, otherwise row by row.
 
 Other ways were measured and are not used (docs/benchmarks.md, "Experts on the CPU engine").
 
@@ -13,11 +18,12 @@ Shapes: B T tokens in all, K experts of a token, E experts, R = B T K rows, I in
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as op
+from openvino.utils.node_factory import NodeFactory
 
 from pipelines.checkpoint.config_json import Experts
 from pipelines.checkpoint.read import Array, Checkpoint
@@ -49,36 +55,45 @@ class ExpertTensors:
         return part
 
 
-def routed(
-    x: ov.Node,
-    rounded: ov.Node,
-    router: Array,
-    bias: Array | None,
-    experts: Experts,
-    hidden: int,
-    name: str,
-    up_and_gate: Expert,
-    between: Callable[[ov.Node], ov.Node],
-    down: Expert,
-) -> ov.Node:
-    """Return the sum of what the experts of each token return, times their weights.
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where the tokens of a layer go.
+
+    Attributes:
+        tokens: [B T, H].
+        numbers: of a token's experts, int64 [B T, K].
+        weights: of what these return, [B T, K].
+        experts: how many there are, and how many a token goes through.
+        name: of the MLP, e.g. "model.layers.0.mlp".
+    """
+
+    tokens: ov.Node
+    numbers: ov.Output
+    weights: ov.Node | ov.Output
+    experts: Experts
+    name: str
+
+    @property
+    def hidden(self) -> int:
+        """H."""
+        width: int = self.tokens.get_output_partial_shape(0)[1].get_length()
+        return width
+
+
+def route(x: ov.Node, router: Array, bias: Array | None, experts: Experts, name: str) -> Route:
+    """Return which experts each token goes to.
 
     The weights are those of a softmax over all experts, in float32 as in TensorRT-LLM's plugin and Transformers.
     Divided by their sum, they are a softmax over the chosen ones, which gpt-oss has.
 
     Args:
         x: [B, T, H].
-        rounded: the same as experts take it.
         router: float32 [E, H].
         bias: of the router, float32 [E].
         experts: how many there are, and how many a token goes through.
-        hidden: H.
-        name: of the MLP, e.g. "model.layers.0.mlp".
-        up_and_gate: -> [r, 2 I].
-        between: all rows [R, 2 I] -> [R, I].
-        down: -> [r, H].
+        name: of the MLP.
     """
-    tokens = op.reshape(x, np.array([-1, hidden], dtype=np.int64), special_zero=False)
+    tokens = _flat(x, router.shape[1])
     scores = named(op.matmul(tokens, op.constant(router), False, True), f"{name}.router")
     if bias is not None:
         scores = named(op.add(scores, bias), f"{name}.router.biased")
@@ -86,9 +101,29 @@ def routed(
     weights = top.output(0)  # [B T, K]
     if experts.renormalized:
         weights = op.divide(weights, op.reduce_sum(weights, np.array([-1]), keep_dims=True))
-    weights = named(op.unsqueeze(weights, np.int64(2)), f"{name}.router.weights")
+    return Route(tokens, top.output(1), weights, experts, name)
 
-    row_expert = op.reshape(top.output(1), np.array([-1], dtype=np.int64), special_zero=False)
+
+def separate(
+    x: ov.Node,
+    rounded: ov.Node,
+    to: Route,
+    up_and_gate: Expert,
+    between: Callable[[ov.Node], ov.Node],
+    down: Expert,
+) -> ov.Node:
+    """Return the sum of what the experts of each token return, times their weights, with products of each expert.
+
+    Args:
+        x: [B, T, H].
+        rounded: the same as experts take it.
+        to: where its tokens go.
+        up_and_gate: -> [r, 2 I].
+        between: all rows [R, 2 I] -> [R, I].
+        down: -> [r, H].
+    """
+    experts, tokens = to.experts, to.tokens if rounded is x else _flat(rounded, to.hidden)
+    row_expert = op.reshape(to.numbers, np.array([-1], dtype=np.int64), special_zero=False)
     numbers = np.arange(experts.count, dtype=np.int64)[None]
     is_of = op.convert(op.equal(op.unsqueeze(row_expert, np.int64(1)), numbers), "i32")  # [R, E]
     counts = op.reduce_sum(is_of, np.array([0]), keep_dims=False)
@@ -100,15 +135,49 @@ def routed(
     row = op.range(np.int64(0), op.squeeze(rows, np.int64(0)), np.int64(1), "i64")
     order = op.scatter_elements_update(op.broadcast(np.int64(0), rows), place, row, np.int64(0))
 
-    if rounded is not x:
-        tokens = op.reshape(rounded, np.array([-1, hidden], dtype=np.int64), special_zero=False)
     sorted_rows = op.gather(tokens, op.divide(order, np.int64(experts.chosen)), np.int64(0))
     lengths = op.convert(counts, "i64")
-    product = _by_expert(named(sorted_rows, f"{name}.rows"), lengths, experts.count, up_and_gate)
+    product = _by_expert(named(sorted_rows, f"{to.name}.rows"), lengths, experts.count, up_and_gate)
     back = op.gather(_by_expert(between(product), lengths, experts.count, down), place, np.int64(0))
-    of_token = op.reshape(back, np.array([-1, experts.chosen, hidden], dtype=np.int64), special_zero=False)
+    of_token = op.reshape(back, np.array([-1, experts.chosen, to.hidden], dtype=np.int64), special_zero=False)
+    weights = named(op.unsqueeze(to.weights, np.int64(2)), f"{to.name}.router.weights")
     summed = op.reduce_sum(op.multiply(of_token, weights), np.array([1]), keep_dims=False)
-    return named(op.reshape(summed, op.shape_of(x), special_zero=False), f"{name}.mixed")
+    return named(op.reshape(summed, op.shape_of(x), special_zero=False), f"{to.name}.mixed")
+
+
+def grouped(x: ov.Node, to: Route, mlp: Callable[[ov.Node], ov.Node]) -> ov.Node:
+    """Return the sum of what the experts of each token return, times their weights, with products of all experts.
+
+    Every node is one that the plugin looks for: `ConvertTiledMoeBlockToGatherMatmuls` of OpenVINO 2026.4.
+
+    Args:
+        x: [B, T, H].
+        to: where its tokens go.
+        mlp: all tokens at all experts [E, B T, H] -> the same; three products, or two that have biases.
+    """
+    count, hidden = to.experts.count, to.hidden
+    everywhere = op.tile(to.tokens, np.array([count, 1], dtype=np.int64))
+    everywhere = op.reshape(everywhere, np.array([count, -1, hidden], dtype=np.int64), special_zero=False)
+    batch = op.gather(op.shape_of(x), np.array([0], dtype=np.int64), np.int64(0))
+    shape = op.concat([np.array([count], dtype=np.int64), batch, np.array([-1], dtype=np.int64)], 0)  # E, B, T
+    width = op.concat([shape, np.array([hidden], dtype=np.int64)], 0)
+    returned = op.reshape(mlp(everywhere), width, special_zero=False)
+    tokens = op.gather(op.shape_of(to.tokens), np.array([0], dtype=np.int64), np.int64(0))
+    zeros = op.broadcast(np.float32(0), op.concat([tokens, np.array([count], dtype=np.int64)], 0))
+    weights = op.scatter_elements_update(zeros, to.numbers, to.weights, np.int64(1))  # of all experts
+    weights = op.reshape(op.transpose(weights, np.array([1, 0], dtype=np.int64)), shape, special_zero=False)
+    weighted = op.multiply(returned, op.unsqueeze(weights, np.int64(3)))
+    return named(op.reduce_sum(weighted, np.array([0], dtype=np.int64), keep_dims=False), f"{to.name}.mixed")
+
+
+def swiglu(gate: ov.Node, up: ov.Node) -> ov.Node:
+    """Return swish(gate) times up; the plugin looks for a Swish with one input, which opset13's function has not."""
+    return op.multiply(NodeFactory("opset13").create("Swish", [gate], {}), up, "NONE")
+
+
+def _flat(x: ov.Node, hidden: int) -> ov.Node:
+    """Reshape [B, T, H] -> [B T, H]."""
+    return op.reshape(x, np.array([-1, hidden], dtype=np.int64), special_zero=False)
 
 
 def _by_expert(rows: ov.Node, lengths: ov.Node, count: int, expert: Expert) -> ov.Node:

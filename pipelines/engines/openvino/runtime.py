@@ -20,7 +20,7 @@ from pipelines.domain.formats import FORMATS, KvFormat
 from pipelines.domain.units import MIB
 from pipelines.engines.config import OpenVinoSettings
 from pipelines.engines.openvino import memory
-from pipelines.engines.openvino.build import CONFIG_FILE, FLAVOUR, HEAD_PRECISION, MODEL_FILE
+from pipelines.engines.openvino.build import CONFIG_FILE, EXPERTS, FLAVOUR, HEAD_PRECISION, MODEL_FILE
 from pipelines.engines.openvino.lora import LoraAdapter, apply_adapter
 from pipelines.engines.openvino.memory import (
     KV_BLOCK_TOKENS,
@@ -198,6 +198,7 @@ class EngineFolder:
         limits: limits that it was built for.
         adapter: LoRA adapter to apply when the model is loaded, or None.
         int8_head: whether its output head was rounded to INT8.
+        grouped_experts: whether one product is for all experts.
     """
 
     path: Path
@@ -205,6 +206,7 @@ class EngineFolder:
     limits: BuildLimits
     adapter: LoraAdapter | None = None
     int8_head: bool = False
+    grouped_experts: bool = False
 
     @classmethod
     def load(cls, path: Path) -> EngineFolder:
@@ -227,7 +229,8 @@ class EngineFolder:
         config = CheckpointConfig.parse(raw["pretrained_config"], str(file), path)
         names = {field.name for field in fields(BuildLimits)}
         limits = BuildLimits(**{key: value for key, value in raw["build_config"].items() if key in names})
-        return cls(path, config, limits, int8_head=own.get(HEAD_PRECISION) == "int8")
+        form = {"int8_head": own.get(HEAD_PRECISION) == "int8", "grouped_experts": own.get(EXPERTS) == "grouped"}
+        return cls(path, config, limits, **form)
 
     def read_model(self) -> ov.Model:
         """Read the graph and apply its adapter."""

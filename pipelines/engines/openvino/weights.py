@@ -10,7 +10,7 @@ Measured (2026.4.1, AVX512-VNNI): i4, i8 and f4e2m1 stay packed at run time, f8e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,6 +168,35 @@ class WeightStore:
     def weight(self, module: str, rows: Rows = slice(None)) -> ov.Node:
         """Return the weight of a linear layer in its own format, float32 [O, I]."""
         return _BUILDERS[self.checkpoint.config.format_of(module).weights](self, module, rows)
+
+    def stacked(self, parts: Sequence[Any], module: str, *pieces: Rows) -> ov.Node:
+        """Return the weights of one linear layer of all experts, packed as each alone is.
+
+        Args:
+            parts: stand for the checkpoint of one expert each.
+            module: the linear layer.
+            pieces: output channels, O of each; of several, the channels alternate.
+
+        Returns:
+            float32 [E, pieces O, I].
+        """
+        stores = [WeightStore(part) for part in parts]  # each owns what is packed, until it is copied
+        return self._stacked([[store.weight(module, rows) for rows in pieces] for store in stores])
+
+    def _stacked(self, nodes: Sequence[Sequence[ov.Node]]) -> ov.Node:
+        first, kind = nodes[0][0], nodes[0][0].get_type_name()
+        out, *rest = first.get_output_shape(0)
+        shape = [len(nodes), len(nodes[0]) * out, *rest]
+        if kind == "Constant":
+            experts = [np.stack([node.data.reshape(out, -1) for node in pieces], axis=1) for pieces in nodes]
+            return self.raw(np.stack(experts), first.get_output_element_type(0), shape)
+        inputs = [
+            self._stacked([[node.input_value(at).get_node() for node in pieces] for pieces in nodes])
+            for at in range(1 if kind == "Reshape" else first.get_input_size())
+        ]
+        if kind == "Reshape":
+            return op.reshape(*inputs, np.array(shape, dtype=np.int64), special_zero=False)
+        return {"Convert": _widen, "Multiply": op.multiply, "Subtract": op.subtract}[kind](*inputs)
 
     def int8_rows(self, module: str) -> ov.Node:
         """Return a 16-bit weight rounded to INT8 with a scale per row, as float32 [O, I].

@@ -27,6 +27,7 @@ from pipelines.engines.openvino.memory import (  # noqa: E402
     CpuSizes,
     adapter_memory,
     cpu_memory,
+    groups_experts,
     in_same_process,
     inference_precision,
 )
@@ -125,6 +126,19 @@ def test_the_bundled_models_under_prompts_of_many_lengths(workshop, tmp_path, ki
     shape = shape_of(kind)
     OpenVinoEngine().build(workshop.checkpoint(kind, qformat), LIMITS, tmp_path, SilentProgress())
     agree(predicted(shape, qformat, lengths=LENGTHS), observed(tmp_path, lengths=LENGTHS))
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_experts_have_rows_of_their_own(workshop, tmp_path, grouped):
+    """Products of each expert keep buffers of all layers, one product for all only those of a layer."""
+    if grouped and not groups_experts(OpenVinoOptions()):
+        pytest.skip("the processor has no AMX")
+    shape = ModelShape.from_hf_config(json.loads((workshop.source("mixtral") / "config.json").read_text()))
+    checkpoint = workshop.checkpoint("mixtral", QFormat.INT8_WO)
+    form = OpenVinoOptions(experts="grouped" if grouped else "separate")
+    OpenVinoEngine(form).build(checkpoint, LIMITS, tmp_path, SilentProgress())
+    sizes = replace(sizes_of(shape, QFormat.INT8_WO), grouped_experts=grouped)
+    agree(cpu_memory(sizes), observed(tmp_path))
 
 
 def test_many_lengths_cost_a_large_model_no_more_than_a_small_one(large):

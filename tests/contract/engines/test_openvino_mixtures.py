@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,27 @@ import pytest
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.verify import verify
 from pipelines.compress.quantizing import quantize
+from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat, QFormat
-from tests.contract.engines.conftest import CALIBRATION, Workshop, quiz_prompts, relative_error, same_top, torch_logits
+from pipelines.domain.progress import SilentProgress
+from pipelines.engines.openvino.engine import OpenVinoEngine
+from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions
+from pipelines.engines.port import SamplingParams
+from tests.contract.engines.conftest import (
+    CALIBRATION,
+    LIMITS,
+    Workshop,
+    quiz_prompts,
+    relative_error,
+    same_top,
+    torch_logits,
+)
+from tests.support.made_once import made_once
 from tests.support.specs import quant_spec
 
 torch = pytest.importorskip("torch")
 
+QUIET = SilentProgress()
 KINDS = ["mixtral", pytest.param("qwen3_moe", marks=pytest.mark.thorough)]
 
 
@@ -115,6 +131,63 @@ def test_fp8_experts_on_several_ranks_compute_the_same(kind: str, workshop: Work
             for file, half in zip(ranks[2:], halves, strict=True):
                 np.testing.assert_array_equal(file[f"{local}.{leaf}"], half)
     np.testing.assert_array_equal(workshop.logits(parted, kind), workshop.logits(tmp_path / "whole", kind))
+
+
+def grouped(checkpoint: Path) -> Path:
+    """Build an engine with one product for all experts; it computes the same on every processor."""
+    out = checkpoint.with_name(f"grouped-{checkpoint.name}")
+    return made_once(
+        out, lambda out: OpenVinoEngine(OpenVinoOptions(experts="grouped")).build(checkpoint, LIMITS, out, QUIET)
+    )
+
+
+def logits(workshop: Workshop, engine: Path, kind: str) -> np.ndarray:
+    with OpenVinoEngine(OpenVinoOptions(inference_precision="f32", num_threads=1)).open(engine) as session:
+        return np.stack([session.logits(row.tolist()) for row in workshop.batch(kind)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "qformat"),
+    [
+        ("qwen3_moe", QFormat.NONE),
+        ("mixtral", QFormat.INT4_RTN),
+        ("gpt_oss", QFormat.INT8_WO),
+        *(
+            pytest.param(kind, qformat, marks=pytest.mark.thorough)
+            for kind in ("gpt_oss", "mixtral", "qwen3_moe")
+            for qformat in (QFormat.NONE, QFormat.INT8_WO, QFormat.INT4_WO, QFormat.INT4_RTN)
+        ),
+    ],
+)
+def test_one_product_for_all_experts_computes_what_theirs_do(kind: str, qformat: QFormat, workshop: Workshop) -> None:
+    """In every format that mixtures have, to the last digits of float32."""
+    checkpoint = workshop.checkpoint(kind, qformat)
+    engine = grouped(checkpoint)
+    assert EngineFolder.load(engine).grouped_experts
+    assert relative_error(logits(workshop, engine, kind), workshop.logits(checkpoint, kind)) < 1e-5
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="OpenVINO groups experts on x86-64 alone")
+@pytest.mark.parametrize(("kind", "products"), [("mixtral", 3), ("gpt_oss", 2)])
+def test_openvino_recognizes_experts_that_are_grouped(kind: str, products: int, workshop: Workshop) -> None:
+    """Otherwise it would multiply every token by all of them."""
+    engine = grouped(workshop.checkpoint(kind, QFormat.INT8_WO))
+    compiled = ov.Core().compile_model(engine / "openvino_model.xml", "CPU", {"INFERENCE_NUM_THREADS": 1})
+    kinds = [node.get_rt_info()["layerType"].astype(str) for node in compiled.get_runtime_model().get_ops()]
+    assert kinds.count("GatherMatmul") == 2 * products  # in each of two layers
+
+
+def test_experts_that_round_activations_are_not_grouped(workshop: Workshop) -> None:
+    assert not EngineFolder.load(grouped(workshop.checkpoint("mixtral", QFormat.FP8))).grouped_experts
+
+
+def test_an_engine_with_grouped_experts_is_for_processors_with_amx(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.engines.openvino.memory.has_amx", lambda: False)
+    engine = grouped(workshop.checkpoint("mixtral", QFormat.INT8_WO))
+    with OpenVinoEngine().open(engine) as session, pytest.raises(UserError, match=r"needs a processor with AMX and"):
+        session.generate([[5, 6]], SamplingParams(1), QUIET)
 
 
 @pytest.mark.parametrize("kind", ["gpt_oss", "mixtral"])

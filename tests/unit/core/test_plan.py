@@ -236,6 +236,7 @@ def test_an_engine_that_is_built_already_needs_only_a_repository(tmp_path, model
         ),
         ([], "evaluate", r"is already built; `evaluate` starts from a model"),
         (["engine.openvino.head_precision=int8"], "repository", r"head_precision=int8 is asked of an engine that is b"),
+        (["engine.openvino.experts=separate"], "repository", r"experts=separate is asked of an engine that is built"),
     ],
 )
 def test_what_does_not_go_with_a_built_engine_is_refused(tmp_path, model, overrides, target, message):
@@ -331,6 +332,55 @@ def test_what_was_set_beside_a_refused_speculation_is_told_as_well(tmp_path, mod
         UserError, match=r"speculative=lookahead is not supported(.|\n)*decoding_mode='medusa' is not supported"
     ):
         plan(tmp_path, words, "repository")
+
+
+MIXTURE = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+@pytest.fixture
+def processor(monkeypatch):
+    """Give a processor AMX or none."""
+
+    def has(*, amx):
+        for name in ("has_amx", "native_bf16"):
+            monkeypatch.setattr(f"pipelines.engines.openvino.memory.{name}", lambda: amx)
+
+    return has
+
+
+def experts_of(tmp_path, *words):
+    """Return what a build is told of experts."""
+    return plan(tmp_path, list(words)).steps[-1].node.stage.options.get("experts")
+
+
+def test_experts_are_grouped_where_that_is_faster(tmp_path, model, processor):
+    """Such an engine is another artifact; a dense model's is the same on every processor."""
+    words = [f"model.path={model}", "quant=int8_wo"]
+    for amx in (False, True):
+        processor(amx=amx)
+        assert experts_of(tmp_path, *words) is None
+    (model / "config.json").write_text(json.dumps(LLAMA | MIXTURE))
+    assert experts_of(tmp_path, *words) == "grouped"
+    assert experts_of(tmp_path, *words, "engine.openvino.experts=separate") is None
+    assert experts_of(tmp_path, *words, "engine.openvino.inference_precision=f32") is None
+    assert experts_of(tmp_path, words[0], "quant=fp8") is None
+    processor(amx=False)
+    assert experts_of(tmp_path, *words) is None
+
+
+@pytest.mark.parametrize(
+    ("mixture", "amx", "quant", "said"),
+    [
+        ({}, True, "int8_wo", r"experts=grouped needs a mixture of experts; LlamaForCausalLM is none"),
+        (MIXTURE, True, "fp8", r"experts=grouped does not go with quant=fp8: its experts round activations"),
+        (MIXTURE, False, "int8_wo", r"experts=grouped needs a processor with AMX and arithmetic in bf16"),
+    ],
+)
+def test_experts_that_cannot_be_grouped_are_refused(tmp_path, model, processor, mixture, amx, quant, said):
+    processor(amx=amx)
+    (model / "config.json").write_text(json.dumps(LLAMA | mixture))
+    with pytest.raises(UserError, match=said):
+        plan(tmp_path, [f"model.path={model}", f"quant={quant}", "engine.openvino.experts=grouped"])
 
 
 def test_a_folder_that_is_no_engine_is_refused(tmp_path, model):
