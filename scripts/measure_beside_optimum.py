@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -74,8 +75,10 @@ def kinds(folder: Path, chosen: dict[str, Any]) -> str:
     return ", ".join(f"{kind} {counts[kind]}" for kind in KINDS)
 
 
-def serve(folder: Path, chosen: dict[str, Any], huge_pages: bool, pipe: Connection) -> None:
-    """Load a folder, send the MiB it takes, then answer each number of requests with tokens/s; 0 ends it."""
+def serve(
+    folder: Path, chosen: dict[str, Any], huge_pages: bool, pipe: Connection, measured: Callable[..., float] = rate
+) -> None:
+    """Load a folder, send the MiB it takes, then answer each load (a number of requests) with its figure; 0 ends it."""
     scheduler = genai.SchedulerConfig()
     scheduler.max_num_batched_tokens, scheduler.max_num_seqs = 2048, max(REQUESTS)
     scheduler.cache_size, scheduler.num_kv_blocks = 0, KV_BLOCKS
@@ -88,13 +91,13 @@ def serve(folder: Path, chosen: dict[str, Any], huge_pages: bool, pipe: Connecti
         use_huge_pages()
     after = psutil.Process().memory_info()
     pipe.send((after.rss - after.shared - before.rss + before.shared) / 2**20)
-    while requests := pipe.recv():
-        pipe.send(rate(pipeline, requests))
+    while load := pipe.recv():
+        pipe.send(measured(pipeline, load))
 
 
-def asked(side: Connection, requests: int) -> float:
-    """Return the tokens/s that a process of `serve` measures."""
-    side.send(requests)
+def asked(side: Connection, load: Any) -> float:
+    """Return the figure that a process of `serve` measures, e.g. tokens/s."""
+    side.send(load)
     return float(side.recv())
 
 
