@@ -37,8 +37,8 @@ def build_engine(
 ) -> EngineFacts:
     """Build an engine folder from a checkpoint folder.
 
-    Weights go from the checkpoint's memory map to the file one by one; memory holds only the re-packed INT4 weights
-    (their size in the file) and float32 scales.
+    Weights go from the checkpoint's memory map to the file one by one; memory holds only float32 scales, and weights
+    that are packed again, in their size in the file: of INT4, of weight-only formats, and of grouped experts.
 
     Raises:
         UserError: the checkpoint is damaged or of a kind that this engine does not support, or the limits contradict

@@ -2,7 +2,7 @@
 
 Every function returns a float32 node of shape [O, I] made of the packed constant, a Convert and a Multiply, the
 pattern that the CPU plugin recognizes as a compressed weight. Constants share the checkpoint's memory map where the
-layouts agree, so a build holds one re-packed tensor at a time in memory besides its source.
+layouts agree; what is packed again, such as INT4 and grouped experts, is held in memory until the model is saved.
 
 Measured (2026.4.1, AVX512-VNNI): i4, i8 and f4e2m1 stay packed at run time, f8e4m3 is widened to f32. f16 and bf16 stay
 16 bit because `build.py` marks their conversions in the saved graph.
