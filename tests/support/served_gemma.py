@@ -25,7 +25,7 @@ from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository
 
 MODEL = BUNDLED / "models" / "tiny_gemma"
-COMPUTES = OpenVinoOptions(inference_precision="f32")
+COMPUTES = OpenVinoOptions(inference_precision="f32", num_threads=1)
 """How the served engine computes: in bf16 its tokens depend on who else is in the batch."""
 LIMITS = BuildLimits(max_batch_size=4, max_input_len=256, max_seq_len=1024, max_num_tokens=512, max_beam_width=3)
 
