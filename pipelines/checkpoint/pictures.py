@@ -240,14 +240,16 @@ def decode(content: bytes) -> Array:
             return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
     except UnidentifiedImageError:
         raise BadPictureError(f"is none: its {len(content):,} bytes are no {', '.join(FORMATS)}.") from None
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except Image.DecompressionBombError:  # by the sizes in the file, before it can be asked for them
+        raise BadPictureError(f"has more than {MOST_PIXELS:,} pixels, the most that are taken.") from None
+    except (OSError, ValueError, SyntaxError) as error:
         raise BadPictureError(f"is damaged: {error}.") from None
 
 
 def _check_size(height: int, width: int) -> None:
     if height * width > MOST_PIXELS:
-        raise BadPictureError(f"has {height} x {width} pixels; at most {MOST_PIXELS:,} are taken.")
+        raise BadPictureError(f"has {width} x {height} pixels; at most {MOST_PIXELS:,} are taken.")
     if max(height, width) > MOST_RATIO * min(height, width):
         raise BadPictureError(
-            f"has {height} x {width} pixels; its longer side may be {MOST_RATIO} times the shorter one."
+            f"has {width} x {height} pixels; its longer side may be {MOST_RATIO} times the shorter one."
         )

@@ -237,7 +237,7 @@ def test_a_picture_asked_about_again_reuses_its_blocks_and_another_does_not(chat
         ([url("https://pictures.example/1.png")], "is at 'pictures.example'. .*from 127.0.0.1:1, localhost:1"),
         ([url("http://127.0.0.1:1/1.png")], "could not be fetched from '127.0.0.1:1': .*refused"),
         ([part(image(1))] * 3, "Pictures sent: 3; this repository takes 2"),
-        ([part(np.zeros((1, 200, 3), np.uint8))], "has 1 x 200 pixels; its longer side may be 100 times"),
+        ([part(np.zeros((1, 200, 3), np.uint8))], "has 200 x 1 pixels; its longer side may be 100 times"),
         ([{"type": "text", "text": "<image>"}], "Pictures sent: 0; places for them .* in the prompt: 1"),
         ([{"type": "image_url"}], "A picture has its URL in image_url"),
         ([{"type": "image_url", "image_url": {"url": "x", "detail": "high"}}], "'detail' = 'high'"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import struct
+import zlib
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,8 +57,8 @@ def test_rows_take_the_places_of_pictures(pictures: Pictures) -> None:
         ((4, 4, 3), r"must be \[pictures, height, width, 3\]"),
         ((1, 0, 4, 3), "has the shape"),
         ((3, 4, 4, 3), "Pictures sent: 3; this repository takes 2"),
-        ((1, 4097, 4096, 3), "4097 x 4096 pixels; at most 16,777,216"),
-        ((1, 301, 3, 3), "301 x 3 pixels; its longer side may be 100 times"),
+        ((1, 4097, 4096, 3), "4096 x 4097 pixels; at most 16,777,216"),
+        ((1, 301, 3, 3), "3 x 301 pixels; its longer side may be 100 times"),
     ],
 )
 def test_what_is_no_picture_is_named(pictures: Pictures, shape: tuple[int, ...], said: str) -> None:
@@ -98,6 +100,12 @@ def animated(kind: str) -> bytes:
     return file(kind, save_all=True, append_images=[Image.new("RGB", (9, 7))])
 
 
+def begun(width: int, height: int) -> bytes:
+    """Return a PNG that ends before its pixels."""
+    header = b"IHDR" + struct.pack(">II5B", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">II", zlib.crc32(header), 0) + b"IDAT"
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -106,7 +114,8 @@ def animated(kind: str) -> bytes:
         (file("GIF"), "is none: its .* bytes are no PNG"),
         (file("PNG", (64, 64))[:100], "is damaged: .*"),
         (file("JPEG", (640, 640))[:900], "is damaged: image file is truncated"),
-        (file("PNG", (4097, 4096)), "has 4096 x 4097 pixels; at most 16,777,216"),
+        (file("PNG", (4097, 4096)), "has 4097 x 4096 pixels; at most 16,777,216"),
+        (begun(20_000, 20_000), "has more than 16,777,216 pixels, the most that are taken"),
         (animated("PNG"), "is animated; send one frame"),
         (animated("WEBP"), "is animated; send one frame"),
     ],
