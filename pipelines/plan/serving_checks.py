@@ -11,6 +11,7 @@ from eval.spec import is_written
 from pipelines.domain.errors import Fault, collecting
 from pipelines.domain.families import FAMILIES
 from pipelines.engines.config import EngineSettings, options_of_build
+from pipelines.engines.openvino.memory import elsewhere_fault
 from pipelines.engines.registry import ENGINES, ServerBackend
 from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.loadgen.config import WorkloadSettings, load_faults
@@ -274,6 +275,8 @@ def _built(engine: EngineSettings, built: BuiltEngine, target: Target) -> Iterat
             "It changes what is built.",
             "Leave it out, or leave engine.path out to build an engine with it.",
         )
+    if built.grouped_experts and target in STARTED and (fault := elsewhere_fault(engine.path, engine.openvino)):
+        yield fault
     if target in ("build", "fidelity", "diagnose") or target in EVALUATED:
         yield Fault(
             f"engine.path='{engine.path}' is already built; `{target}` starts from a model.",

@@ -106,6 +106,7 @@ class BuiltEngine:
     variant: Variant
     tp_size: int
     pp_size: int
+    grouped_experts: bool = False
 
 
 def engine_source(folder: Path, hashes: HashCache) -> tuple[InputSource, BuiltEngine]:
@@ -137,11 +138,12 @@ def _built(raw: Any, config: Path) -> BuiltEngine:
         )
     qformat = stored_as(quant_algo, bool(quantization.get("pre_quant_scale")))
     variant = Variant(quant=qformat.value, kv_cache=kv_algo.lower() if kv_algo else KvFormat.AUTO.value)
-    flavour = str(raw.get("engine", {}).get("flavour", "tensorrt_llm"))
+    ours = raw.get("engine", {})
+    flavour, grouped = str(ours.get("flavour", "tensorrt_llm")), ours.get("experts") == "grouped"
     tp_size, pp_size = int(mapping.get("tp_size", 1)), int(mapping.get("pp_size", 1))
     if tp_size < 1 or pp_size < 1:
         raise ValueError
-    return BuiltEngine(flavour, variant, tp_size, pp_size)
+    return BuiltEngine(flavour, variant, tp_size, pp_size, grouped)
 
 
 def model_source(

@@ -19,6 +19,7 @@ without bf16 is counted there.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from pipelines.checkpoint.llava import VisionShape
@@ -386,6 +387,16 @@ def experts_fault(options: OpenVinoSettings, shape: ModelShape, qformat: QFormat
     if FORMATS[qformat].activation != "16bit":
         return Fault(f"{what} does not go with quant={qformat}: its experts round activations.", todo=todo)
     return None if groups_experts(options) else Fault(f"{what} {NEEDS_AMX}", todo=todo)
+
+
+def elsewhere_fault(engine: Path | None, options: OpenVinoSettings) -> Fault | None:
+    """Return why an engine with one product for all experts is not run here; None if it can be."""
+    if groups_experts(options):
+        return None
+    return Fault(
+        f"{engine} was built with one product for all experts, which {NEEDS_AMX}",
+        todo="Build the engine again here, or with engine.openvino.experts=separate.",
+    )
 
 
 NEEDS_AMX = "needs a processor with AMX and arithmetic in bf16; elsewhere it takes up to ten times as long."

@@ -18,7 +18,7 @@ from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_bytes
 from pipelines.engines.openvino.build import MODEL_FILE, save_graph
 from pipelines.engines.openvino.generation_request import GenerationRequest, Guides
-from pipelines.engines.openvino.memory import KV_BLOCK_TOKENS, NEEDS_AMX, blocks_of, groups_experts, kv_fault
+from pipelines.engines.openvino.memory import KV_BLOCK_TOKENS, blocks_of, elsewhere_fault, kv_fault
 from pipelines.engines.openvino.prompt_table import PROBED, Array, TablePlaces, mapped_table
 from pipelines.engines.openvino.runtime import (
     FIRST_TOKENS,
@@ -161,11 +161,8 @@ def _load(folder: EngineFolder, options: OpenVinoOptions) -> genai.ContinuousBat
     precision = kv_precision(folder.config, options)
     if fault := kv_fault(options):
         raise UserError.of([fault])
-    if folder.grouped_experts and not groups_experts(options):
-        raise UserError(
-            f"{folder.path} was built with one product for all experts, which {NEEDS_AMX}",
-            todo="Build the engine again here, or with engine.openvino.experts=separate.",
-        )
+    if folder.grouped_experts and (fault := elsewhere_fault(folder.path, options)):
+        raise UserError.of([fault])
     blocks = kv_blocks(folder, options)
     if blocks * KV_BLOCK_TOKENS < folder.limits.max_seq_len:
         needed = blocks_of(folder.limits.max_seq_len) * kv_block_bytes(folder.config, precision)

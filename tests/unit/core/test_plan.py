@@ -245,6 +245,23 @@ def test_what_does_not_go_with_a_built_engine_is_refused(tmp_path, model, overri
         plan(tmp_path, [f"model.path={model}", f"engine.path={engine}", *overrides], target)
 
 
+def test_an_engine_with_grouped_experts_is_served_where_there_is_amx(tmp_path, model, processor):
+    """Its repository may be for another machine."""
+    engine = engine_folder(tmp_path)
+    config = json.loads((engine / "config.json").read_text())
+    config["engine"] = {"flavour": "openvino", "experts": "grouped"}
+    (engine / "config.json").write_text(json.dumps(config))
+    words = [f"model.path={model}", f"engine.path={engine}"]
+    for amx in (False, True):
+        processor(amx=amx)
+        plan(tmp_path, words, "repository")
+    plan(tmp_path, words, "serve")
+    for arithmetic in (["engine.openvino.inference_precision=f32"], []):
+        processor(amx=bool(arithmetic))
+        with pytest.raises(UserError, match=r"built with one product for all experts, which needs a processor with"):
+            plan(tmp_path, [*words, *arithmetic], "serve")
+
+
 def test_without_engines_the_checkpoint_itself_is_served(tmp_path, model):
     """TensorRT-LLM 1.3 and later."""
     made = plan(tmp_path, [f"model.path={model}", "engine=tensorrt_llm_llmapi", "quant=none"], "repository")
