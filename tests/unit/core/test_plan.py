@@ -260,6 +260,9 @@ def test_an_engine_with_grouped_experts_is_served_where_there_is_amx(tmp_path, m
         processor(amx=bool(arithmetic))
         with pytest.raises(UserError, match=r"built with one product for all experts, which needs a processor with"):
             plan(tmp_path, [*words, *arithmetic], "serve")
+    processor(amx=True)
+    with pytest.raises(UserError, match=r"needs a processor with AMX and arithmetic in bf16"):
+        plan(tmp_path, [*words, "engine.openvino.inference_precision=f32"], "repository")
 
 
 def test_without_engines_the_checkpoint_itself_is_served(tmp_path, model):
