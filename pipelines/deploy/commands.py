@@ -430,6 +430,9 @@ def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
     say(f"            {start}; up to {show_seconds(sizes.drain_s)} to drain")
     if served.gpu and deployed.compute_capability is None:
         say("note: add hardware=... to select nodes with the GPU that the engine was built for")
+    if served.needs_amx:
+        say("note: nodes must have AMX, as the engine was built for it (labels of Node Feature Discovery);")
+        say("      engine.openvino.experts=separate builds one for all")
     if "/" not in deployed.image_reference:
         say(f"note: {deployed.image_reference} names no registry, so nodes must have it already; or push it to one and")
         say("      give manifests.image=REGISTRY/NAME:TAG")

@@ -44,6 +44,7 @@ class RepositoryFacts:
         engine_version: version of the library that built it.
         kv_bytes: host memory of the KV cache: the CPU engine's pool, or the part a GPU engine offloads.
         threads: of the CPU engine; None takes every core.
+        needs_amx: whether the CPU engine was built for processors with AMX.
         llm_api: arguments of the LLM API, which trtllm-serve serves; None for engines that Triton serves.
     """
 
@@ -58,6 +59,7 @@ class RepositoryFacts:
     engine_version: str
     kv_bytes: int
     threads: int | None = None
+    needs_amx: bool = False
     llm_api: Mapping[str, Any] | None = None
 
     @property
@@ -104,6 +106,7 @@ def read_served(path: Path) -> RepositoryFacts:
         if gpu
         else _parameter(path, "openvino_kv_cache_bytes") or USUAL_KV_BYTES,
         threads=None if gpu else _parameter(path, "openvino_num_threads"),
+        needs_amx=not gpu and _groups_experts(path / TENSORRT_LLM / "1" / "engine" / "config.json"),
         llm_api=read_arguments(path / TENSORRT_LLM / "1" / MODEL_YAML, BESIDE_THE_ARGUMENTS) if llm_api else None,
     )
 
@@ -165,6 +168,11 @@ def _described(path: Path) -> dict[str, Any]:
 
 def _size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _groups_experts(engine: Path) -> bool:
+    config = json.loads(engine.read_text(encoding="utf-8")) if engine.is_file() else {}
+    return bool(config.get("engine", {}).get("experts") == "grouped")
 
 
 def _parameter(path: Path, name: str) -> int | None:

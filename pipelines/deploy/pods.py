@@ -195,6 +195,8 @@ def fetch_container(deployed: ClusterDeployment, rights: Object) -> Object | Non
     }
 
 
+AMX_LABEL = {"feature.node.kubernetes.io/cpu-cpuid.AMXBF16": "true"}
+"""Source: kubernetes-sigs.github.io/node-feature-discovery, usage/features.html."""
 REPOSITORY = "/repository"
 OPTIONS_FOLDER, HEALTH = "/etc/pipelines/llm_api", "/health"
 """Of trtllm-serve: where its options are, and its only probe, which answers once the model is loaded."""
@@ -362,8 +364,8 @@ def pod(
 
 
 def _placement(deployed: ClusterDeployment) -> Object:
-    """Select nodes with the GPU the engine was built for, by the labels of GPU feature discovery."""
-    labels: dict[str, str] = {}
+    """Select nodes that the engine was built for, by labels of GPU and of node feature discovery."""
+    labels = dict(AMX_LABEL) if deployed.served.needs_amx else {}
     if (capability := deployed.compute_capability) is not None:
         labels = deployed.settings.gpu_labels(capability)
     labels |= deployed.settings.node_selector

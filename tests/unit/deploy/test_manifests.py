@@ -14,15 +14,15 @@ import pytest
 import yaml
 
 from pipelines.deploy.commands import _image, files
-from pipelines.deploy.config import FetchSettings, ManifestSettings
-from pipelines.deploy.facts import RepositoryFacts, Sizes, sizes
-from pipelines.deploy.pods import serve_arguments
+from pipelines.deploy.config import FetchSettings, ImageSettings, ManifestSettings
+from pipelines.deploy.facts import RepositoryFacts, Sizes, read_served, sizes
+from pipelines.deploy.pods import deployment, serve_arguments
 from pipelines.domain.units import GIB
 from pipelines.engines.tensorrt_llm.llm_api import complaints
 from pipelines.serving.config import ServingSettings
 from pipelines.settings.compose import load
 from tests.conftest import REFERENCE
-from tests.support.deployments import KINDS, build, by_kind, deployed, templates, write
+from tests.support.deployments import KINDS, build, by_kind, deployed, repository, templates, write
 from tests.support.hub_server import HubServer
 
 SERVE_OPTIONS = Path(__file__).parents[2] / "support" / "trtllm_serve_options.json"
@@ -252,6 +252,15 @@ def test_an_engine_runs_only_where_its_gpu_is(tmp_path):
     assert spec["nodeSelector"] == labels
     assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     assert "nodeSelector" not in templates(built(tmp_path / "cpu", "cpu"))["server"]["spec"]
+
+
+def test_grouped_experts_run_only_where_there_is_amx(tmp_path):
+    folder = repository(tmp_path / "made", "cpu")
+    (config,) = folder.glob("tensorrt_llm/1/engine/config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"engine": {"experts": "grouped"}}))
+    made = deployment(read_served(folder), ManifestSettings(), ServingSettings(), ImageSettings())
+    spec = templates(build(write(made, tmp_path / "out")))["server"]["spec"]
+    assert spec["nodeSelector"] == {"feature.node.kubernetes.io/cpu-cpuid.AMXBF16": "true"}
 
 
 def served(gpu: bool, size: float, **changes) -> RepositoryFacts:
