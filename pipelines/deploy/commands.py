@@ -470,6 +470,8 @@ def _say_next(deployed: ClusterDeployment, overlay: Path) -> None:
             rest = f", the rest to {settings.route.beside}, to port {deployed.ports[FRONT]} of both"
         say(f"When it is ready: kubectl apply -f {relative_to_cwd(overlay.parent.parent / 'route.yaml')}")
         say(f"      sends {settings.route.weight} % of the requests here{rest}")
+        if settings.route.beside and not (settings.folder / settings.route.beside).is_dir():
+            say(f"      {relative_to_cwd(settings.folder)} has no {settings.route.beside}: see that its Service exists")
 
 
 def image(overrides: Sequence[str]) -> int:

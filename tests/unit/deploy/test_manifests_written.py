@@ -210,9 +210,13 @@ def test_two_versions_of_a_route_have_one_port(tmp_path, capsys):
         manifests(tmp_path, "cpu", "manifests.name=new", "serving.openai_port=8010", beside)
     assert not (tmp_path / "out" / "new").exists()
     manifests(tmp_path, "cpu", "manifests.name=new", "serving.openai_port=8004", beside)
-    assert "10 % of the requests here, the rest to old, to port 8004 of both" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "10 % of the requests here, the rest to old, to port 8004 of both" in said
+    assert "see that its Service exists" not in said
     refs = yaml.safe_load((tmp_path / "out" / "new" / "route.yaml").read_text())["spec"]["rules"][0]["backendRefs"]
     assert [(ref["name"], ref["port"]) for ref in refs] == [("new", 8004), ("old", 8004)]
+    manifests(tmp_path, "cpu", "manifests.name=newest", beside.replace("old", "misspelt"))
+    assert "out has no misspelt: see that its Service exists" in capsys.readouterr().out
 
 
 OF_A_GPU = ("engine=tensorrt_llm", "model=llama_3_1_8b", "quant=fp8", "hardware=h100_sxm", "build.tp_size=2")
