@@ -94,9 +94,11 @@ def main() -> None:
     sides: dict[str, Connection] = {}
     for side, model in (("grouped", mixture), ("separate", mixture), ("dense", dense)):
         words = [f"model.path={model}", f"quant={quant}", f"paths.runs={work}/runs", "build.max_num_tokens=2048"]
-        words += [f"paths.store={work}/{side}"] + ([] if side == "dense" else [f"engine.openvino.experts={side}"])
+        words += [f"paths.store={work}/{side}_{options.sizes}"] + (
+            [] if side == "dense" else [f"engine.openvino.experts={side}"]
+        )
         subprocess.run([sys.executable, "-m", "pipelines", "build", *words], cwd=ROOT, check=True)
-        (engine,) = (work / side / "build").glob(f"{model.name}-{quant}-*")
+        (engine,) = (work / f"{side}_{options.sizes}" / "build").glob(f"{model.name}-{quant}-*")
         config = EngineFolder.load(engine).config
         chosen_properties = properties(config, run, kv_precision(config, run))
         sides[side], its_end = get_context("spawn").Pipe()

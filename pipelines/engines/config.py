@@ -66,9 +66,9 @@ class OpenVinoSettings(EngineOptions):
             and in bf16 on a processor with AMX, nothing is rounded, whatever is asked for.
         head_precision: `int8` rounds the output head to INT8 with a scale per token of the vocabulary, which halves
             what a token reads of it; `checkpoint` is as the checkpoint has it, in 16 bits. Baselines keep theirs.
-        experts: how a mixture is multiplied: `grouped`, one product for all experts, which is faster in bf16 on a
-            processor with AMX and much slower elsewhere; `separate`, products of each expert. `auto` is grouped where
-            that is faster, and separate where experts round activations.
+        experts: how a mixture is multiplied: `grouped`, one product for all experts, in bf16 on a processor with AMX;
+            `separate`, products of each expert. `auto` is grouped with AMX and up to four experts for each one that a
+            token goes through. With more, grouped is faster for tokens of one user only, and slower for long prompts.
     """
 
     LATER: ClassVar[Mapping[str, Any]] = {"head_precision": "checkpoint", "experts": "auto"}

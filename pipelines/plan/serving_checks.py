@@ -34,6 +34,14 @@ def check(d: Deployment) -> list[Fault]:
     settings, target, engine = d.settings, d.target, d.engine
     work, load = settings.workload, settings.benchmark
     faults = [*load_faults(work, load), *_files(work), *_pictures(d)] if target in MEASURED else []
+    if (repository := settings.serving.repository) is not None:
+        faults.append(
+            Fault(
+                f"serving.repository='{repository}' exists already: there is nothing to plan for it.",
+                "`serve`, `manifests` and `scripts` use it as it is.",
+                "Leave it out. To measure it, serve it and give benchmark.url=http://127.0.0.1:9000/v1",
+            )
+        )
     if d.is_elsewhere:
         return faults
     if target in MEASURED and load.streaming and not settings.triton.decoupled_mode:

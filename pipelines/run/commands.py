@@ -12,7 +12,7 @@ from pipelines.engines.tensorrt_llm.folder import fit_faults
 from pipelines.host.disk import check_folders
 from pipelines.host.files import link_to
 from pipelines.host.machine import gather
-from pipelines.host.screen import ScreenProgress, complain, say
+from pipelines.host.screen import ScreenProgress, complain, say, warn
 from pipelines.plan.plan import Plan, make_plan
 from pipelines.plan.targets import Target, farthest
 from pipelines.predict.config import fit_files
@@ -34,6 +34,8 @@ from triton_repo.parameters import ENGINE_DIR
 BUNDLED_PROMPT = "The river of Githbrel is"
 """A prompt that the bundled models can continue, for the example lines that `serve` prints."""
 INTERRUPTED = 130
+OF_A_REPOSITORY = ("serving", "paths.", "benchmark.slo", "config=")
+"""Beginnings of the words that matter where a repository is served as it is."""
 
 
 def planned(settings: Settings, target: Target | None = None, only: str | None = None) -> tuple[Plan, Store]:
@@ -95,6 +97,9 @@ def serve(overrides: Sequence[str]) -> int:
     else:
         if not folder.is_dir():
             raise UserError(f"serving.repository='{folder}' does not exist.", todo="Write one: make repository")
+        without_effect = [word for word in overrides if not word.lstrip("+~").startswith(OF_A_REPOSITORY)]
+        if without_effect:
+            warn(f"serving.repository='{folder}' is served as it is; no effect on it: {' '.join(without_effect)}")
         # before its bytes are read
         refuse([*filter(None, [why_no_key(settings.serving)]), *port_faults(settings.serving)])
         if (folder / MANIFEST).is_file():  # a copy has it too; without one its bytes are not known

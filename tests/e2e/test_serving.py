@@ -193,7 +193,9 @@ def test_a_port_in_use_is_named(cli, copied):
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        text = cli.run("serve", f"serving.repository={copied}", f"serving.http_port={port}", code=2)
+        words = [f"serving.repository={copied}", f"serving.http_port={port}", "quant=int8_sq"]
+        text = cli.run("serve", *words, code=2)
+    assert "is served as it is; no effect on it: quant=int8_sq" in re.sub(r"\s+", " ", text)
     assert re.search(
         rf"serving\.http_port={port} is in use: \S+ \(process {os.getpid()}\) listens", re.sub(r"\s+", " ", text)
     )

@@ -1,6 +1,5 @@
 """The cache key covers what changes bytes and nothing else: every setting is changed, one at a time."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -137,7 +136,7 @@ MUST_RERUN = {
     "engine.openvino.kv_cache_bytes": (2**20, REPOSITORY),
     "engine.openvino.kv_cache_precision": ("u8", REPOSITORY),
     "engine.openvino.head_precision": ("int8", {"build", "evaluate", *COMPARE, *REPOSITORY}),
-    "engine.openvino.experts": ("separate", BUILD),  # unless the model is known to be dense
+    "engine.openvino.experts": ("separate", NOTHING),  # read of mixtures: test_plan.py
     "build.max_batch_size": (8, BUILD),
     "build.max_input_len": (512, BUILD),
     "build.max_seq_len": (1024, BUILD),
@@ -244,15 +243,6 @@ def another_value(option):
 
 
 MUST_RERUN |= {key_of(option.key): (another_value(option), NOTHING) for option in FREE}  # read by trtllm-build only
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _processor() -> Iterator[None]:
-    """A processor with AMX, for which experts are built otherwise."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("has_amx", "native_bf16"):
-            patch.setattr(f"pipelines.engines.openvino.memory.{name}", lambda: True)
-        yield
 
 
 @pytest.fixture(scope="module")

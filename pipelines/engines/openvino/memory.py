@@ -362,18 +362,24 @@ def kv_fault(options: OpenVinoSettings) -> Fault | None:
     return Fault(f"{what} {why}", f"Here: {allowed}.")
 
 
+SPREAD = 4
+"""Experts per expert that a token goes through, up to which one product for all is faster (docs/benchmarks.md)."""
+
+
 def groups_experts(options: OpenVinoSettings) -> bool:
-    """Return whether one product for all experts is the faster way here: in bf16 with AMX (docs/benchmarks.md)."""
+    """Return whether the processor multiplies the rows of experts in tiles where one product is for all of them."""
     return has_amx() and inference_precision(options) == "bf16"
 
 
 def with_expert_products(options: OpenVinoSettings, shape: ModelShape | None, qformat: QFormat) -> OpenVinoSettings:
     """Return the options for building, with `experts` decided: grouped, or auto for products of each expert.
 
-    A model of the Hub whose shape is not known is taken for a mixture; a dense one is built the same either way.
+    One product for all pads the rows of each expert to the number of tokens, so prompts take longer the more experts
+    there are for each one that a token goes through. Of a model on the Hub that may not be known.
     """
-    mixture = (shape is None or shape.num_experts > 1) and FORMATS[qformat].activation == "16bit"
-    grouped = mixture and options.experts != "separate" and groups_experts(options)
+    few = shape is not None and 1 < shape.num_experts <= SPREAD * shape.num_experts_per_token
+    faster = few and FORMATS[qformat].activation == "16bit" and groups_experts(options)
+    grouped = options.experts == "grouped" or (options.experts == "auto" and faster)
     return options.model_copy(update={"experts": "grouped" if grouped else "auto"})
 
 
@@ -393,10 +399,10 @@ def elsewhere_fault(engine: Path | None, options: OpenVinoSettings) -> Fault | N
     """Return why an engine with one product for all experts is not run here; None if it can be."""
     if groups_experts(options):
         return None
-    return Fault(
-        f"{engine} was built with one product for all experts, which {NEEDS_AMX}",
-        todo="Build the engine again here, or with engine.openvino.experts=separate.",
-    )
+    again = "Build the engine again here, or with engine.openvino.experts=separate."
+    arithmetic = f"Leave out engine.openvino.inference_precision={options.inference_precision}."
+    what = f"{engine} was built with one product for all experts, which {NEEDS_AMX}"
+    return Fault(what, todo=arithmetic if has_amx() else again)
 
 
 NEEDS_AMX = "needs a processor with AMX and arithmetic in bf16; elsewhere it takes up to ten times as long."

@@ -265,6 +265,13 @@ def test_an_engine_with_grouped_experts_is_served_where_there_is_amx(tmp_path, m
         plan(tmp_path, [*words, "engine.openvino.inference_precision=f32"], "repository")
 
 
+@pytest.mark.parametrize("target", ["repository", "benchmark", "serve", "all"])
+def test_there_is_nothing_to_plan_for_a_repository(tmp_path, model, target):
+    """It was ignored, and another model was measured."""
+    with pytest.raises(UserError, match=r"serving\.repository='/made' exists already.*`serve`, `manifests` and `scr"):
+        plan(tmp_path, [f"model.path={model}", "serving.repository=/made"], target)
+
+
 def test_without_engines_the_checkpoint_itself_is_served(tmp_path, model):
     """TensorRT-LLM 1.3 and later."""
     made = plan(tmp_path, [f"model.path={model}", "engine=tensorrt_llm_llmapi", "quant=none"], "repository")
@@ -381,9 +388,13 @@ def test_experts_are_grouped_where_that_is_faster(tmp_path, model, processor):
         assert experts_of(tmp_path, *words) is None
     (model / "config.json").write_text(json.dumps(LLAMA | MIXTURE))
     assert experts_of(tmp_path, *words) == "grouped"
+    assert "experts: one product for all (engine.openvino.experts=auto)" in plan(tmp_path, words).notes
     assert experts_of(tmp_path, *words, "engine.openvino.experts=separate") is None
     assert experts_of(tmp_path, *words, "engine.openvino.inference_precision=f32") is None
     assert experts_of(tmp_path, words[0], "quant=fp8") is None
+    (model / "config.json").write_text(json.dumps(LLAMA | MIXTURE | {"num_local_experts": 9}))
+    assert experts_of(tmp_path, *words) is None  # prompts would take longer
+    assert experts_of(tmp_path, *words, "engine.openvino.experts=grouped") == "grouped"
     processor(amx=False)
     assert experts_of(tmp_path, *words) is None
 
