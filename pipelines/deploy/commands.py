@@ -339,6 +339,7 @@ def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[st
         what = f"manifests.route.beside={deployed.name} is the name of this deployment."
         raise UserError(what, todo="Give the new version a name of its own: manifests.name=...")
     _check_port_beside(deployed)
+    _check_route_beside(deployed)
     if settings.manifests.operator == "dynamo" and (faults := dynamo.dynamo_faults(deployed)):
         raise UserError.of(faults)
     # beside the real ones, so that neither is taken for an edited version of the other
@@ -363,6 +364,36 @@ def _check_port_beside(deployed: ClusterDeployment) -> None:
             " the route sends requests to one port of both.",
             todo=f"Give the new version the same: serving.openai_port={stated[1]}",
         )
+
+
+def _check_route_beside(deployed: ClusterDeployment) -> None:
+    """Refuse a second route where the version beside is to share one, if its manifests are here."""
+    settings = deployed.settings
+    file = settings.folder / str(settings.route.beside) / "route.yaml"
+    if settings.route.beside is None or not file.is_file():
+        return
+    try:
+        theirs, ours = _shared(yaml.safe_load(file.read_text(encoding="utf-8"))), _shared(route(deployed))
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError):
+        what = f"{file} is not a route as `make manifests` writes one."
+        raise UserError(what, todo="Write the manifests of that version again, or move the file away.") from None
+    for setting, value in ours.items():
+        if value != theirs[setting]:
+            raise UserError(
+                f"{setting}={value}, but manifests.route.beside={settings.route.beside} has {theirs[setting]} ({file}),"
+                " and both versions share one route.",
+                todo=f"Give the new version the same: {setting}={theirs[setting]}",
+            )
+
+
+def _shared(made: Object) -> dict[str, str]:
+    """Return what all versions of a route have in common, by setting."""
+    about = made["metadata"]
+    return {
+        "manifests.route.name": about["name"],
+        "manifests.namespace": about.get("namespace", "null"),
+        "manifests.route.gateway": made["spec"]["parentRefs"][0]["name"],
+    }
 
 
 OF_MANIFESTS, DECIDES = ("manifests", "cluster", "image"), "image.base_llm_api"

@@ -215,8 +215,21 @@ def test_two_versions_of_a_route_have_one_port(tmp_path, capsys):
     assert "see that its Service exists" not in said
     refs = yaml.safe_load((tmp_path / "out" / "new" / "route.yaml").read_text())["spec"]["rules"][0]["backendRefs"]
     assert [(ref["name"], ref["port"]) for ref in refs] == [("new", 8004), ("old", 8004)]
+    for words, said in (
+        (
+            [beside.replace("llm", "lim")],
+            r"route\.name=lim, but .*beside=old has llm \(.*same: manifests.route",
+        ),
+        ([beside.replace("public", "publik")], r"gateway=publik, but .*beside=old has public"),
+        ([beside, "manifests.namespace=other"], r"namespace=other, but .*beside=old has null"),
+    ):
+        with pytest.raises(UserError, match=said):
+            manifests(tmp_path, "cpu", "manifests.name=newest", "serving.openai_port=8004", *words)
     manifests(tmp_path, "cpu", "manifests.name=newest", beside.replace("old", "misspelt"))
     assert "out has no misspelt: see that its Service exists" in capsys.readouterr().out
+    (tmp_path / "out" / "old" / "route.yaml").write_text("spec: {}")
+    with pytest.raises(UserError, match=r"old/route\.yaml is not a route as `make manifests` writes one"):
+        manifests(tmp_path, "cpu", "manifests.name=newest", "serving.openai_port=8004", beside)
 
 
 OF_A_GPU = ("engine=tensorrt_llm", "model=llama_3_1_8b", "quant=fp8", "hardware=h100_sxm", "build.tp_size=2")
