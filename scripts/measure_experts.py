@@ -60,9 +60,9 @@ def make(folder: Path, hidden: int, layers: int, experts: int, width: int, chose
     return folder
 
 
-def milliseconds(pipeline: genai.ContinuousBatchingPipeline, load: tuple[int, int, int] | int) -> float:
+def milliseconds(pipeline: genai.ContinuousBatchingPipeline, load: tuple[int, int, int]) -> float:
     """Return the median time of an iteration, of a prompt or of decoding."""
-    requests, prompt, new = load if isinstance(load, tuple) else (load, 16, 12)
+    requests, prompt, new = load
     config = genai.GenerationConfig(max_new_tokens=new, eos_token_id=0, stop_token_ids={0}, ignore_eos=True)
     numbers = np.random.default_rng(time.perf_counter_ns())
     handles = [

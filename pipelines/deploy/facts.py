@@ -13,14 +13,17 @@ from typing import Any, Literal
 from pipelines.deploy.config import ManifestSettings
 from pipelines.document.show import count
 from pipelines.domain.errors import UserError
+from pipelines.domain.mixture_layers import was_grouped
 from pipelines.domain.units import GIB, MIB
 from pipelines.engines.registry import ServerBackend, describe
+from pipelines.host.files import json_object
 from pipelines.plan.plan import Plan
 from pipelines.predict.performance.limits import engine_sizes
 from pipelines.predict.performance.memory import rank_weight_bytes
 from pipelines.serving.config import ServingSettings
 from pipelines.serving.process import EXIT_GRACE_S
 from triton_repo.llmapi import BESIDE_THE_ARGUMENTS, MODEL_YAML, read_arguments
+from triton_repo.parameters import ENGINE_DIR
 from triton_repo.tensors import TENSORRT_LLM
 
 DESCRIPTION = "repository.json"
@@ -106,7 +109,7 @@ def read_served(path: Path) -> RepositoryFacts:
         if gpu
         else _parameter(path, "openvino_kv_cache_bytes") or USUAL_KV_BYTES,
         threads=None if gpu else _parameter(path, "openvino_num_threads"),
-        needs_amx=not gpu and _groups_experts(path / TENSORRT_LLM / "1" / "engine" / "config.json"),
+        needs_amx=not gpu and was_grouped(json_object(path / ENGINE_DIR / "config.json")),
         llm_api=read_arguments(path / TENSORRT_LLM / "1" / MODEL_YAML, BESIDE_THE_ARGUMENTS) if llm_api else None,
     )
 
@@ -168,11 +171,6 @@ def _described(path: Path) -> dict[str, Any]:
 
 def _size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def _groups_experts(engine: Path) -> bool:
-    config = json.loads(engine.read_text(encoding="utf-8")) if engine.is_file() else {}
-    return bool(config.get("engine", {}).get("experts") == "grouped")
 
 
 def _parameter(path: Path, name: str) -> int | None:

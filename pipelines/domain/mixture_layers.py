@@ -1,10 +1,11 @@
-"""Sizes of mixtures of experts whose layers are not alike, from config.json: DeepSeek, GLM-4.5 and Llama 4.
+"""Mixtures of experts: sizes of those whose layers are not alike (DeepSeek, GLM-4.5, Llama 4), and how one was built.
 
 Sources: configuration and modeling classes of Transformers 5 (`deepseek_v2`, `deepseek_v3`, `glm4_moe`, `llama4`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,3 +90,12 @@ def _global_every(read: ConfigNumbers) -> int:
         if stated != [every > 0 and (number + 1) % every == 0 for number in range(layers)]:
             read.fault("has no regular pattern of layers with chunks.", "Every n-th must attend to all tokens.")
     return every
+
+
+EXPERTS = "experts"
+"""In the description of a CPU engine, if one product is for all experts."""
+
+
+def was_grouped(engine: Mapping[str, Any]) -> bool:
+    """Return whether an engine was built with one product for all experts, by its config.json."""
+    return bool(engine.get("engine", {}).get(EXPERTS) == "grouped")

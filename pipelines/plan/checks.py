@@ -20,7 +20,7 @@ from pipelines.domain.formats import (
     version_faults,
 )
 from pipelines.domain.units import show_bytes
-from pipelines.engines.openvino.memory import experts_fault, kv_fault, unheard, with_expert_products
+from pipelines.engines.openvino.memory import experts_fault, groups_experts, kv_fault, unheard
 from pipelines.engines.registry import OPENVINO, ServerBackend
 from pipelines.engines.tensorrt_edge.exporter import environment_fault
 from pipelines.engines.tensorrt_llm.llm_api import numbers, tables_of
@@ -179,7 +179,7 @@ def _host_memory(d: Deployment, checked: Checked) -> None:
     checked.notes += memory_checks.cpu_notes(needs, request_tokens(d.settings))
     options = d.settings.engine.openvino
     if d.on_model and d.shape.num_experts > 1:
-        grouped = with_expert_products(options, d.shape, d.settings.quant.qformat).experts == "grouped"
+        grouped = groups_experts(options, d.shape, d.settings.quant.qformat)
         how = "one product for all" if grouped else "products of each"
         checked.notes += (f"experts: {how} (engine.openvino.experts={options.experts})",)
     checked.notes += tuple(filter(None, (memory_checks.logits_note(d), unheard(options))))

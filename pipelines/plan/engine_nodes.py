@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pipelines.domain.formats import QFormat
 from pipelines.engines.config import OpenVinoSettings, options_of_build
-from pipelines.engines.openvino.memory import with_expert_products
+from pipelines.engines.openvino.memory import groups_experts
 from pipelines.engines.port import OnGpu
 from pipelines.engines.registry import ServerBackend
 from pipelines.plan.deployment import Deployment
@@ -163,7 +163,8 @@ def build(d: Deployment, predicted: Mapping[str, float] | None = None) -> Build:
     gpus, hardware, paths = d.machine.gpus, settings.hardware, settings.paths
     options = d.engine.options_of(settings.engine)
     if isinstance(options, OpenVinoSettings):
-        options = with_expert_products(options, d.shape, settings.quant.qformat)
+        grouped = groups_experts(options, d.shape, settings.quant.qformat)
+        options = options.model_copy(update={"experts": "grouped" if grouped else "auto"})
     name, sm = (gpus[0].name, gpus[0].sm) if gpus else (hardware.gpu or "", hardware.sm)
     on_gpu = OnGpu(name, sm, paths.store.absolute() / ".timing_caches", paths.runs.absolute())
     return Build(

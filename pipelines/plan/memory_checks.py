@@ -18,13 +18,13 @@ from pipelines.engines.openvino.memory import (
     adapter_memory,
     blocks_of,
     cpu_memory,
+    groups_experts,
     in_same_process,
     inference_precision,
     kv_blocks,
     loaded_for_logits,
     usual_kv_precision,
     vision_memory,
-    with_expert_products,
 )
 from pipelines.host.machine import has_avx512, native_bf16
 from pipelines.loadgen.config import DEFAULT_CONCURRENCY
@@ -265,7 +265,7 @@ def cpu_sizes(settings: Settings, shape: ModelShape) -> CpuSizes:
         bf16=native_bf16(),
         table_rows=build.max_prompt_embedding_table_size,
         int8_head=options.head_precision == "int8",
-        grouped_experts=with_expert_products(options, shape, settings.quant.qformat).experts == "grouped",
+        grouped_experts=groups_experts(options, shape, settings.quant.qformat),
     )
     if bound is None:
         return sizes

@@ -19,6 +19,7 @@ from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import Fault, UserError, collecting, refuse, shown
 from pipelines.domain.formats import BY_QUANT_ALGO, KvFormat, stored_as
 from pipelines.domain.language_model import language_config, whole
+from pipelines.domain.mixture_layers import was_grouped
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import rope_as_read
 from pipelines.domain.units import MIB
@@ -138,12 +139,11 @@ def _built(raw: Any, config: Path) -> BuiltEngine:
         )
     qformat = stored_as(quant_algo, bool(quantization.get("pre_quant_scale")))
     variant = Variant(quant=qformat.value, kv_cache=kv_algo.lower() if kv_algo else KvFormat.AUTO.value)
-    ours = raw.get("engine", {})
-    flavour, grouped = str(ours.get("flavour", "tensorrt_llm")), ours.get("experts") == "grouped"
+    flavour = str(raw.get("engine", {}).get("flavour", "tensorrt_llm"))
     tp_size, pp_size = int(mapping.get("tp_size", 1)), int(mapping.get("pp_size", 1))
     if tp_size < 1 or pp_size < 1:
         raise ValueError
-    return BuiltEngine(flavour, variant, tp_size, pp_size, grouped)
+    return BuiltEngine(flavour, variant, tp_size, pp_size, was_grouped(raw))
 
 
 def model_source(

@@ -15,6 +15,7 @@ import openvino as ov
 from pipelines.checkpoint.config_json import LAYERS_FILE
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.domain.errors import UserError
+from pipelines.domain.mixture_layers import EXPERTS
 from pipelines.domain.progress import Progress
 from pipelines.engines.openvino.graph import GraphBuilder
 from pipelines.engines.openvino.rope import original_context
@@ -22,8 +23,8 @@ from pipelines.engines.port import BuildLimits, EngineFacts
 from pipelines.host.disk import why_not_written
 
 MODEL_FILE, CONFIG_FILE, FLAVOUR = "openvino_model.xml", "config.json", "openvino"
-HEAD_PRECISION, EXPERTS = "head_precision", "experts"
-"""In an engine's description, if its head is not as in the checkpoint, or one product is for all experts."""
+HEAD_PRECISION = "head_precision"
+"""In an engine's description, if its head is not as in the checkpoint."""
 
 
 def build_engine(

@@ -135,16 +135,14 @@ class GraphBuilder:
         self._checkpoint, self._config = checkpoint, checkpoint.config
         self._store = WeightStore(checkpoint)
         self._layer_done, self._table_rows = layer_done, table_rows
-        self._int8_head, self._grouped_experts = int8_head, grouped_experts
+        self._int8_head = int8_head
+        layers = (f"transformer.layers.{number}" for number in range(self._config.num_hidden_layers))
+        grouped = grouped_experts and self._config.experts is not None
+        self.groups_experts = grouped and not any(map(self._rounds_experts, layers))
+        """Whether one product is for all experts."""
         self._sinks: list[ov.Node] = []
         self._variables: list[Variable] = []
         check_supported(checkpoint)
-
-    @property
-    def groups_experts(self) -> bool:
-        """Whether one product is for all experts; not where these round activations."""
-        rounds = any(self._rounds_experts(f"transformer.layers.{n}") for n in range(self._config.num_hidden_layers))
-        return self._grouped_experts and self._config.experts is not None and not rounds
 
     def _rounds_experts(self, ours: str) -> bool:
         return self._config.format_of(f"{ours}.mlp.fc").activation in _QUANTIZERS
@@ -236,10 +234,9 @@ class GraphBuilder:
         router, bias = self._store.float32(f"{ours}.mlp.router.weight"), f"{ours}.mlp.router.bias"
         router_bias = self._store.float32(bias) if bias in self._checkpoint else None
         to = route(normed, router, router_bias, experts, f"{theirs}.mlp")
-        gated = _gated(config.hidden_act)
-        rounds = self._rounds_experts(ours)
         if self.groups_experts:
             return grouped(normed, to, lambda tokens: self._grouped_mlp(ours, to, tokens))
+        gated, rounds = _gated(config.hidden_act), self._rounds_experts(ours)
         rounded = self._quantized(f"{ours}.mlp.fc", f"{theirs}.mlp.experts", normed) if rounds else normed
 
         def product(module: str, linear: str) -> Expert:

@@ -364,23 +364,23 @@ def kv_fault(options: OpenVinoSettings) -> Fault | None:
 
 SPREAD = 4
 """Experts per expert that a token goes through, up to which one product for all is faster (docs/benchmarks.md)."""
+NEEDS_AMX = "needs a processor with AMX and arithmetic in bf16; elsewhere it takes up to ten times as long."
 
 
-def groups_experts(options: OpenVinoSettings) -> bool:
-    """Return whether the processor multiplies the rows of experts in tiles where one product is for all of them."""
+def multiplies_tiles(options: OpenVinoSettings) -> bool:
+    """Return whether the plugin multiplies in tiles of bf16 here, also the rows of experts in one product for all."""
     return has_amx() and inference_precision(options) == "bf16"
 
 
-def with_expert_products(options: OpenVinoSettings, shape: ModelShape | None, qformat: QFormat) -> OpenVinoSettings:
-    """Return the options for building, with `experts` decided: grouped, or auto for products of each expert.
+def groups_experts(options: OpenVinoSettings, shape: ModelShape | None, qformat: QFormat) -> bool:
+    """Return whether an engine is built with one product for all experts.
 
     One product for all pads the rows of each expert to the number of tokens, so prompts take longer the more experts
     there are for each one that a token goes through. Of a model on the Hub that may not be known.
     """
     few = shape is not None and 1 < shape.num_experts <= SPREAD * shape.num_experts_per_token
-    faster = few and FORMATS[qformat].activation == "16bit" and groups_experts(options)
-    grouped = options.experts == "grouped" or (options.experts == "auto" and faster)
-    return options.model_copy(update={"experts": "grouped" if grouped else "auto"})
+    faster = few and FORMATS[qformat].activation == "16bit" and multiplies_tiles(options)
+    return options.experts == "grouped" or (options.experts == "auto" and faster)
 
 
 def experts_fault(options: OpenVinoSettings, shape: ModelShape, qformat: QFormat) -> Fault | None:
@@ -392,20 +392,17 @@ def experts_fault(options: OpenVinoSettings, shape: ModelShape, qformat: QFormat
         return Fault(f"{what} needs a mixture of experts; {shape.architecture} is none.", todo=todo)
     if FORMATS[qformat].activation != "16bit":
         return Fault(f"{what} does not go with quant={qformat}: its experts round activations.", todo=todo)
-    return None if groups_experts(options) else Fault(f"{what} {NEEDS_AMX}", todo=todo)
+    return None if multiplies_tiles(options) else Fault(f"{what} {NEEDS_AMX}", todo=todo)
 
 
 def elsewhere_fault(engine: Path | None, options: OpenVinoSettings) -> Fault | None:
     """Return why an engine with one product for all experts is not run here; None if it can be."""
-    if groups_experts(options):
+    if multiplies_tiles(options):
         return None
     again = "Build the engine again here, or with engine.openvino.experts=separate."
     arithmetic = f"Leave out engine.openvino.inference_precision={options.inference_precision}."
     what = f"{engine} was built with one product for all experts, which {NEEDS_AMX}"
     return Fault(what, todo=arithmetic if has_amx() else again)
-
-
-NEEDS_AMX = "needs a processor with AMX and arithmetic in bf16; elsewhere it takes up to ten times as long."
 
 
 def rounds_activations(options: OpenVinoSettings) -> bool:
@@ -415,7 +412,7 @@ def rounds_activations(options: OpenVinoSettings) -> bool:
     the inference precision (useDynamicQuantizationImpl in OpenVINO's dnnl_fullyconnected_primitive.cpp). On such a
     processor logits were the same bits with and without it.
     """
-    return has_vnni() and not (has_amx() and inference_precision(options) == "bf16")
+    return has_vnni() and not multiplies_tiles(options)
 
 
 def unheard(options: OpenVinoSettings) -> str:

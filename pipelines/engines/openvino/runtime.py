@@ -17,10 +17,11 @@ import openvino as ov
 from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat
+from pipelines.domain.mixture_layers import was_grouped
 from pipelines.domain.units import MIB
 from pipelines.engines.config import OpenVinoSettings
 from pipelines.engines.openvino import memory
-from pipelines.engines.openvino.build import CONFIG_FILE, EXPERTS, FLAVOUR, HEAD_PRECISION, MODEL_FILE
+from pipelines.engines.openvino.build import CONFIG_FILE, FLAVOUR, HEAD_PRECISION, MODEL_FILE
 from pipelines.engines.openvino.lora import LoraAdapter, apply_adapter
 from pipelines.engines.openvino.memory import (
     KV_BLOCK_TOKENS,
@@ -229,7 +230,7 @@ class EngineFolder:
         config = CheckpointConfig.parse(raw["pretrained_config"], str(file), path)
         names = {field.name for field in fields(BuildLimits)}
         limits = BuildLimits(**{key: value for key, value in raw["build_config"].items() if key in names})
-        form = {"int8_head": own.get(HEAD_PRECISION) == "int8", "grouped_experts": own.get(EXPERTS) == "grouped"}
+        form = {"int8_head": own.get(HEAD_PRECISION) == "int8", "grouped_experts": was_grouped(raw)}
         return cls(path, config, limits, **form)
 
     def read_model(self) -> ov.Model:

@@ -118,10 +118,10 @@ class Workshop:
             lambda out: OpenVinoEngine().build(checkpoint, LIMITS, out, SilentProgress()),
         )
 
-    def open(self, checkpoint: Path, **options: Any) -> OpenVinoSession:
-        """Open an engine of a checkpoint; float32 arithmetic on one thread unless told otherwise."""
+    def open(self, checkpoint: Path, *, engine: Path | None = None, **options: Any) -> OpenVinoSession:
+        """Open the engine of a checkpoint, or another of it; float32 arithmetic on one thread unless told otherwise."""
         chosen = OpenVinoOptions(**{"inference_precision": "f32", "num_threads": 1, **options})
-        return OpenVinoEngine(chosen).open(self.engine(checkpoint))
+        return OpenVinoEngine(chosen).open(engine or self.engine(checkpoint))
 
     def logits(self, checkpoint: Path, kind: str, **options: Any) -> np.ndarray:
         """Logits [8, 128, V] of the engine for `batch`."""

@@ -27,9 +27,9 @@ from pipelines.engines.openvino.memory import (  # noqa: E402
     CpuSizes,
     adapter_memory,
     cpu_memory,
-    groups_experts,
     in_same_process,
     inference_precision,
+    multiplies_tiles,
 )
 from pipelines.engines.openvino.runtime import OpenVinoOptions  # noqa: E402
 from pipelines.engines.port import BuildLimits  # noqa: E402
@@ -131,7 +131,7 @@ def test_the_bundled_models_under_prompts_of_many_lengths(workshop, tmp_path, ki
 @pytest.mark.parametrize("grouped", [True, False])
 def test_experts_have_rows_of_their_own(workshop, tmp_path, grouped):
     """Products of each expert keep buffers of all layers, one product for all only those of a layer."""
-    if grouped and not groups_experts(OpenVinoOptions()):
+    if grouped and not multiplies_tiles(OpenVinoOptions()):
         pytest.skip("the processor has no AMX")
     shape = ModelShape.from_hf_config(json.loads((workshop.source("mixtral") / "config.json").read_text()))
     checkpoint = workshop.checkpoint("mixtral", QFormat.INT8_WO)

@@ -141,11 +141,6 @@ def grouped(checkpoint: Path) -> Path:
     )
 
 
-def logits(workshop: Workshop, engine: Path, kind: str) -> np.ndarray:
-    with OpenVinoEngine(OpenVinoOptions(inference_precision="f32", num_threads=1)).open(engine) as session:
-        return np.stack([session.logits(row.tolist()) for row in workshop.batch(kind)])
-
-
 @pytest.mark.parametrize(
     ("kind", "qformat"),
     [
@@ -164,7 +159,7 @@ def test_one_product_for_all_experts_computes_what_theirs_do(kind: str, qformat:
     checkpoint = workshop.checkpoint(kind, qformat)
     engine = grouped(checkpoint)
     assert EngineFolder.load(engine).grouped_experts
-    assert relative_error(logits(workshop, engine, kind), workshop.logits(checkpoint, kind)) < 1e-5
+    assert relative_error(workshop.logits(checkpoint, kind, engine=engine), workshop.logits(checkpoint, kind)) < 1e-5
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="OpenVINO groups experts on x86-64 alone")

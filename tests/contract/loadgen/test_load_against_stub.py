@@ -174,7 +174,7 @@ def test_a_request_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     assert set(level.summary.errors) == {"timeout"}
     assert any(t.ok for t in records(tmp_path))
     slow = [t.end_ns - t.sent_ns for t in records(tmp_path) if t.error]
-    assert 0.3e9 <= min(slow) < 0.45e9  # a busy machine may be late for others
+    assert 0.3e9 <= min(slow) <= max(slow) < 0.45e9
 
 
 def test_a_server_that_answers_nothing_in_time_is_said(tmp_path: Path) -> None:
