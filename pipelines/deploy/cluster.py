@@ -362,7 +362,8 @@ def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> S
         # raises if it cannot be built
         planned = make_plan(settings, "repository", Store(settings.paths.store), machine)
         label = f"{settings.model.label}-{planned.settings.variant.label}"
-        world, nodes = settings.build.tp_size * settings.build.pp_size, settings.triton.num_nodes
+        build = planned.settings.build  # of an engine that is already built, its own
+        world, nodes = build.tp_size * build.pp_size, settings.triton.num_nodes
         stages = [step.node.stage for step in planned.steps]
         arguments = next((stage.arguments for stage in stages if isinstance(stage, ConfigureLlm)), None)
         nodes = nodes if arguments is None or not servers else servers

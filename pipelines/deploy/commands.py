@@ -15,6 +15,7 @@ from pipelines.deploy.config import ManifestSettings
 from pipelines.deploy.facts import Kind, RepositoryFacts, planned, read_served
 from pipelines.deploy.pods import FRONT, IMAGE, ClusterDeployment, Object, claim_name, deployment
 from pipelines.deploy.slo_rules import HISTOGRAMS, slo_rules
+from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.units import show_bytes, show_seconds
 from pipelines.engines.registry import with_setting
@@ -453,7 +454,7 @@ def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
     served, sizes, settings = deployed.served, deployed.sizes, deployed.settings
     what = "preview" if settings.preview else f"repository: {served.folder}"
     say(f"{what} ({served.label}, {served.variant}, {'about ' * settings.preview}{show_bytes(served.size_bytes)})")
-    gpus = f"{served.gpus_per_node} GPU, " if served.gpu else ""
+    gpus = f"{count(served.gpus_per_node, 'GPU')}, " if served.gpu else ""
     pods = f"{served.num_nodes} nodes, each " if served.num_nodes > 1 else ""
     shm = f"{sizes.shm_mib} MiB of it /dev/shm"
     say(f"one server: {pods}{gpus}{sizes.cpus} CPUs, {show_bytes(sizes.memory_mib * 2**20)} of memory, {shm}")

@@ -62,9 +62,9 @@ def check(d: Deployment) -> Checked:
     """Apply every rule that does not need the model's files; an engine already built is only served."""
     served = _served(d)
     if not d.on_model:
-        return Checked(served)
+        return Checked(served, _engine_notes(d))
     settings = d.settings
-    checked = Checked()
+    checked = Checked(notes=_engine_notes(d))
     findings = check_table(d.facts)
     if settings.model.folder is None or "model" in d.sources:  # unreadable files are reported elsewhere
         checked.faults += weights_checks.given_faults(d)
@@ -110,6 +110,17 @@ def check(d: Deployment) -> Checked:
 
 def _refusing(findings: Iterable[BrokenRule]) -> set[str]:
     return {finding.rule.name for finding in findings if finding.rule.severity is Severity.REFUSE}
+
+
+def _engine_notes(d: Deployment) -> tuple[str, ...]:
+    """Name the options of the CPU engine that another engine does not read, and say what is not known of one built."""
+    notes = []
+    given = [f"engine.openvino.{name}" for name in d.settings.engine.openvino.model_dump(exclude_defaults=True)]
+    if given and d.engine is not OPENVINO:
+        notes.append(f"not read by engine={d.engine.setting}: {', '.join(given)}")
+    if d.built is not None and d.target in STARTED:
+        notes.append("memory: unknown, because engine.path is an engine that is already built")
+    return tuple(notes)
 
 
 def _unknown_tokens(d: Deployment) -> Fault | None:

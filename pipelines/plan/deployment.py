@@ -93,8 +93,8 @@ class Deployment(Goal):
 
     @property
     def variant(self) -> Variant:
-        """The compression; an engine built elsewhere has its own."""
-        return self.built.variant if self.built else self.settings.variant
+        """The compression."""
+        return self.settings.variant
 
     @property
     def label(self) -> str:

@@ -384,5 +384,4 @@ def _ranks(d: Deployment) -> tuple[int, int]:
     """Return (tp_size, pp_size) of the running engine."""
     if not d.engine.keeps_ranks:
         return 1, 1
-    by = d.built or d.settings.build
-    return by.tp_size, by.pp_size
+    return d.settings.build.tp_size, d.settings.build.pp_size

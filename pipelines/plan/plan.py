@@ -154,6 +154,8 @@ def _resolved(
             )
         )
     shape = facts.shape or shape
+    if facts.built is not None:
+        settings = settings.as_built(facts.built.variant, facts.built.tp_size, facts.built.pp_size)
     if goal.compares_server:  # its format is its own
         settings = settings.baseline()
     if settings.prune.prunes and shape is not None and facts.built is None and not goal.is_elsewhere:

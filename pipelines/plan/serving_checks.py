@@ -147,7 +147,7 @@ _STREAMING = Fault(
 def _devices(d: Deployment) -> Iterator[Fault]:
     """Check that every instance of the model has one GPU and one process per rank of the engine."""
     triton, hardware = d.settings.triton, d.settings.hardware
-    by, most = d.built or d.settings.build, hardware.gpus_per_server
+    by, most = d.settings.build, hardware.gpus_per_server
     ranks = by.tp_size * by.pp_size
     for key in ("gpu_device_ids", "draft_gpu_device_ids", "participant_ids"):
         groups = getattr(triton, key) or ()

@@ -123,6 +123,19 @@ class Settings(Group):
         """Whether the model differs from its 16-bit baseline."""
         return self.variant != Variant()
 
+    def as_built(self, variant: Variant, tp_size: int, pp_size: int) -> Settings:
+        """Return the settings with the formats and ranks of an engine that is already built."""
+        return self.model_copy(
+            update={
+                "quant": self.quant.model_copy(update={"qformat": QFormat(variant.quant)}),
+                "prune": PruningSettings(),
+                "sparsity": SparsitySettings(method="none"),
+                "recover": RecoverSettings(),
+                "kv_cache": self.kv_cache.model_copy(update={"dtype": KvFormat(variant.kv_cache)}),
+                "build": self.build.model_copy(update={"tp_size": tp_size, "pp_size": pp_size}),
+            }
+        )
+
     def baseline(self) -> Settings:
         """Return the settings of the accuracy baseline: the same model, uncompressed, without speculative decoding."""
         ranks = self.eval.baseline_tp_size or self.build.tp_size

@@ -224,6 +224,21 @@ def test_an_engine_that_is_built_already_needs_only_a_repository(tmp_path, model
     (step,) = made.steps
     assert (made.deployment.engine.name, step.node.label) == ("tensorrt_llm", "my_llama-fp8-kv_fp8")
     assert (step.node.stage.spec.tp_size, step.node.stage.spec.pp_size) == (2, 1)
+    assert (made.settings.variant.label, made.settings.build.tp_size) == ("fp8-kv_fp8", 2)
+
+
+def test_the_memory_of_an_engine_that_is_built_already_is_said_to_be_unknown(tmp_path, model):
+    words = [f"model.path={model}", f"engine.path={engine_folder(tmp_path)}"]
+    said = "memory: unknown, because engine.path is an engine that is already built"
+    assert said in plan(tmp_path, words, "serve").notes
+    assert said not in plan(tmp_path, words, "repository").notes
+
+
+def test_options_of_the_cpu_engine_that_another_does_not_read_are_named(tmp_path, model):
+    words = [f"model.path={model}", "quant=none", "engine.openvino.num_threads=3"]
+    said = "not read by engine=tensorrt_llm: engine.openvino.num_threads"
+    assert said in plan(tmp_path, [*words, "engine=tensorrt_llm"], "build").notes
+    assert not [note for note in plan(tmp_path, words, "build").notes if "not read by" in note]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pipelines.host.files import INDEX, write_folder
 from pipelines.host.machine import Machine
 from pipelines.settings.compose import load
 from tests.support.deployments import repository
+from tests.support.engine_folders import write_engine
 
 CPU = Machine(2, 2**34, (), "nvidia-smi is not installed", has_tensorrt_llm=False, platform="test")
 
@@ -250,6 +251,15 @@ def test_a_preview_needs_neither_gpu_nor_repository(tmp_path, capsys):
     assert text.startswith("# PREVIEW")
     (container,) = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
+
+
+def test_a_preview_of_an_engine_that_is_built_already_has_its_formats_and_ranks(tmp_path, capsys):
+    engine = write_engine(tmp_path / "engine", "tensorrt_llm", tp_size=4)
+    overlay = preview(tmp_path, "model=llama_3_1_8b", f"engine.path={engine}")
+    assert "preview (llama_3_1_8b, fp8, about" in (said := capsys.readouterr().out)
+    assert "one server: 4 GPUs," in said
+    (container,) = yaml.safe_load((overlay / "deployment.yaml").read_text())["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "4"
 
 
 def test_scripts_of_a_previewed_group_begin_with_their_interpreter(tmp_path):
