@@ -83,17 +83,37 @@ def experts_of(fc: tuple[Any, float], proj: tuple[Any, float]) -> Any:
     return forward
 
 
+def logits_and_lead(model: Any, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return logits, and by how much the last chosen expert was ahead of the next, least of all layers [8, 128]."""
+    leads, chosen = [], model.config.num_experts_per_tok
+
+    def record(_module: Any, _inputs: Any, routed: Any) -> None:
+        best = routed[0].topk(chosen + 1, -1).values
+        leads.append((best[:, -2] - best[:, -1]).reshape(batch.shape))
+
+    for layer in model.model.layers:
+        layer.mlp.gate.register_forward_hook(record)
+    return torch_logits(model, batch), torch.stack(leads).amin(0).numpy()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_fp8_experts_compute_what_the_checkpoint_says(kind: str, workshop: Workshop) -> None:
-    """1e-2 relative error of logits (measured: 4.0e-3 and 2.6e-3); rounding itself moves them by a tenth."""
+    """1e-2 relative error of logits (measured: 4.0e-3 and 2.6e-3); rounding itself moves them by a tenth.
+
+    Sums in float32 depend on the processor. One that ends on the other side of an FP8 step moves a router's logits by
+    up to 1e-3, and where two experts are closer than that, another is chosen: such tokens, 6 of 1,024, are left out.
+    """
     folder, plain = (
         workshop.checkpoint(kind, QFormat.FP8),
         torch_logits(workshop.plain(kind, torch.float32), workshop.batch(kind)),
     )
     assert verify(folder) == []
     found = workshop.logits(folder, kind)
-    expected = torch_logits(with_weights_of(workshop.plain(kind, torch.float32), folder), workshop.batch(kind))
-    assert relative_error(found, expected) <= 1e-2
+    model = with_weights_of(workshop.plain(kind, torch.float32), folder)
+    expected, lead = logits_and_lead(model, workshop.batch(kind))
+    certain = lead > 1e-3
+    assert certain.mean() > 0.99
+    assert relative_error(found[certain], expected[certain]) <= 1e-2
     assert same_top(found, expected) >= 0.99
     assert 2e-2 < relative_error(found, plain) < 0.2
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "rank0.safetensors"]
