@@ -131,10 +131,12 @@ def apply_adapter(model: ov.Model, adapter: LoraAdapter, config: CheckpointConfi
         )
     nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
     for module, (a, b) in adapter.branches.items():
-        node = nodes.get(module)
-        if node is None or node.get_type_name() != "MatMul":
+        product = node = nodes.get(module)
+        if node is not None and node.get_type_name() == "Slice":  # of the product of queries, keys and values
+            product = node.input_value(0).get_node()
+        if node is None or product is None or product.get_type_name() != "MatMul":
             raise UserError(f"The LoRA adapter {adapter.path} changes '{module}', which the engine does not have.")
-        x = node.input(0).get_source_output()
+        x = product.input(0).get_source_output()
         size = (node.get_output_partial_shape(0)[2].get_length(), x.get_partial_shape()[2].get_length())
         if (len(b), a.shape[1]) != size:
             raise UserError(

@@ -156,6 +156,11 @@ ARTIFACTS = {
 }  # fmt: skip
 
 
+def made_from(artifact: Artifact) -> list[str]:
+    """Return the artifacts among its inputs."""
+    return [each for each in artifact.inputs.values() if each in ARTIFACTS]
+
+
 class Workshop:
     """Makes each artifact once, when it is asked for first."""
 
@@ -259,6 +264,8 @@ def judged(name: str, before: Mapping[str, Any] | None, now: Mapping[str, Any]) 
         return f"{name} is new: make golden"
     if before["version"] != now["version"]:
         return f"{now['stage']} has version {now['version']}, the golden file {before['version']}: make golden"
+    if before.get("inputs") != now.get("inputs"):
+        return f"{name} is made from {now['inputs']}, the golden one from {before.get('inputs')}: make golden"
     if not (found := differences(before, now)):
         return ""
     told = "; ".join(found[:5])
@@ -280,6 +287,7 @@ def test_a_stage_that_writes_other_bytes_has_another_version(tmp_path, subtests,
             now = {
                 "stage": type(stage).__name__,
                 "version": stage.version,
+                "inputs": {each: ARTIFACTS[each].stage(tmp_path).version for each in made_from(artifact)},
                 "libraries": {library: version(library) for library in stage.libraries},
                 **rounded(fingerprint(workshop.folder(name), exact=artifact.exact, root=tmp_path)),
             }
@@ -306,4 +314,5 @@ def test_why_a_fingerprint_is_not_the_golden_one_is_told():
     assert "bytes" in judged("x", golden, golden | {"exact": "0"})
     assert "version 3" in judged("x", golden, other | {"version": "3"})
     assert "make golden" in judged("x", golden, other | {"libraries": {"torch": "3"}})
+    assert "made from {'engine': '5'}" in judged("x", golden, other | {"inputs": {"engine": "5"}})
     assert judged("x", None, golden) == "x is new: make golden"
