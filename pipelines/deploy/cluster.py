@@ -20,7 +20,7 @@ from pipelines.host.files import write_folder
 from pipelines.host.machine import Machine
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan
-from pipelines.serving.command_lines import Ranks, front_options, server_command
+from pipelines.serving.command_lines import Ranks, front_command, server_command
 from pipelines.serving.config import ServingSettings
 from pipelines.settings.root import Settings
 from pipelines.stages.unified import ConfigureLlm
@@ -261,14 +261,7 @@ def _rank(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettin
 
 def _front(target: ScriptTarget, serving: ServingSettings) -> list[str]:
     """Render the start of the service through which other machines reach the server; it ends with the server."""
-    ports = serving.ports
-    command = [
-        target.python, "-m", "pipelines.serving.openai", "--repository=.",
-        f"--grpc={serving.local_host}:{ports['grpc_port']}",
-        f"--metrics=http://{serving.local_host}:{ports['metrics_port']}/metrics",
-        f"--port={ports['openai_port']}",
-        *front_options(serving),
-    ]  # fmt: skip
+    command = front_command(target.python, serving, serving.ports, ".")
     root = shlex.quote(str(target.cwd))
     return [
         "# The kernel ends it together with this shell, which becomes the server.",

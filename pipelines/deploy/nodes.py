@@ -11,7 +11,6 @@ from pathlib import Path
 
 from pipelines.deploy.facts import PRE_STOP_S
 from pipelines.deploy.pods import (
-    FRONT,
     IMAGE,
     REPOSITORY,
     ClusterDeployment,
@@ -23,7 +22,7 @@ from pipelines.deploy.pods import (
     server_container,
     stop_later,
 )
-from pipelines.serving.command_lines import Ranks, front_options, server_command
+from pipelines.serving.command_lines import Ranks, front_command, server_command
 
 FRONT_MEMORY = "1Gi"  # assumed: the process takes 150 MiB and holds up to 16 of the longest bodies
 SSH_PORT = 2222
@@ -113,19 +112,10 @@ def _leader(deployed: ClusterDeployment) -> Object:
 
 def _front(deployed: ClusterDeployment) -> Object:
     """Make the container through which everyone reaches the leader's tritonserver, which is open to its pod only."""
-    ports = deployed.ports
-    command = [
-        "python3", "-m", "pipelines.serving.openai",
-        f"--repository={REPOSITORY}",
-        f"--grpc=127.0.0.1:{ports['grpc_port']}",
-        f"--metrics=http://127.0.0.1:{ports['metrics_port']}/metrics",
-        f"--port={ports[FRONT]}",
-        *front_options(deployed.opened, deployed.slo),
-    ]  # fmt: skip
     made = container(deployed, "front")
     small = {"cpu": "1", "memory": FRONT_MEMORY}
     return made | {
-        "command": command,
+        "command": front_command("python3", deployed.opened, deployed.ports, REPOSITORY, deployed.slo),
         "env": [*made["env"], *key_variable(deployed)],
         "ports": container_ports(deployed),
         "resources": {"requests": small, "limits": {"memory": FRONT_MEMORY}},

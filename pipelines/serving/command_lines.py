@@ -88,9 +88,16 @@ def server_command(
     return Launch(tuple(command), {})
 
 
-def front_options(settings: ServingSettings, slo: Slo = NO_SLO) -> list[str]:
-    """Return the options of the service in front of tritonserver that do not depend on where the two run."""
+def front_command(
+    python: str, settings: ServingSettings, ports: Mapping[str, int], repository: Path | str, slo: Slo = NO_SLO
+) -> list[str]:
+    """Return the command that starts the service in front of a tritonserver on the same machine."""
     return [
+        *(python, "-m", "pipelines.serving.openai"),
+        f"--repository={repository}",
+        f"--grpc={settings.local_host}:{ports['grpc_port']}",
+        f"--metrics=http://{settings.local_host}:{ports['metrics_port']}/metrics",
+        f"--port={ports['openai_port']}",
         *(f"--cors-origin={origin}" for origin in settings.cors_origins),
         *(f"--image-host={host}" for host in settings.image_hosts),
         *(["--api-key"] if settings.api_key else []),

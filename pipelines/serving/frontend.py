@@ -9,7 +9,7 @@ from types import TracebackType
 
 from pipelines.domain.benchmark import NO_SLO, Slo
 from pipelines.host.lifetimes import SupervisedProcess
-from pipelines.serving.command_lines import front_options
+from pipelines.serving.command_lines import front_command
 from pipelines.serving.logs import FRONT_STARTED, ServerFailedError, read_log, why_ended
 from pipelines.serving.ports import answers_200, free_port
 from pipelines.serving.process import TritonServer
@@ -66,16 +66,7 @@ class OpenAiFrontend:
         search = os.pathsep.join(part for part in (str(PROJECT_ROOT), os.environ.get("PYTHONPATH", "")) if part)
         self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
         self._process = SupervisedProcess(
-            [
-                sys.executable,
-                "-m",
-                "pipelines.serving.openai",
-                f"--repository={self._server.repository.path}",
-                f"--grpc={self._server.grpc_url}",
-                f"--metrics={self._server.metrics_url}",
-                f"--port={self._port}",
-                *front_options(self._settings, self._slo),
-            ],
+            front_command(sys.executable, self._settings, self._server.ports, self._server.repository.path, self._slo),
             env={**os.environ, "PYTHONPATH": search},
             cwd=self._server.repository.path,
             log_file=self.log_file,
