@@ -11,7 +11,7 @@ from typing import Any
 
 from pipelines.deploy.config import ClusterSettings
 from pipelines.deploy.facts import read_served
-from pipelines.deploy.trtllm_serve import role_files, serve_lines
+from pipelines.deploy.trtllm_serve import all_ranks, role_files, serve_lines
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError
 from pipelines.engines.registry import with_setting
@@ -29,8 +29,7 @@ from pipelines.store.store import Store
 # Scripts that build an engine on a cluster node and serve it over one or several nodes, as text.
 #
 # Sources. Build: trtllm-build makes the engines of all ranks on one machine, `--workers` at a time, at most one per
-# visible GPU (`tensorrt_llm/commands/build.py`); an engine belongs to the kind of GPU it was built on. Serving:
-# leader
+# visible GPU (`tensorrt_llm/commands/build.py`); an engine belongs to the kind of GPU it was built on. Serving: leader
 # mode of `scripts/launch_triton_server.py` of TensorRT-LLM's Triton backend: one tritonserver per rank, rank 0 loads
 # every model and answers, the others load the engine's model alone (explicit model control). Under Slurm
 # `srun --mpi=pmix` starts the ranks (README of tensorrtllm_backend, "Launch Triton server within Slurm based
@@ -95,39 +94,33 @@ class ScriptTarget:
 
 def script_files(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings) -> dict[str, str]:
     """Return all files by name."""
-    if target.llm_api is not None:
-        return _llm_api_files(target, cluster, serving, target.llm_api)
-    files = {"rank.sh": _rank(target, cluster, serving)}
+    folder, container = shlex.quote(str(target.folder)), _container(target, cluster)
+    if target.llm_api is None:
+        files, note = {"rank.sh": _rank(target, cluster, serving)}, NOT_RUN
+        start = _start_ranks(target, cluster, serving, folder, container)
+    else:
+        files, note = role_files(target.llm_api, cluster), NEVER_RUN
+        runs, served = (shlex.quote(str(path)) for path in (target.runs, target.runs / ENGINE))
+        places = {"folder": folder, "runs": runs, "served": served}
+        start = serve_lines(cluster, serving, ranks=target.world_size, container=container, **places)
     if cluster.kind == "slurm":
-        files["serve.sbatch"] = _serve_slurm(target, cluster, serving)
+        options = {
+            "nodes": target.num_nodes,
+            "ntasks-per-node": target.ranks_per_node,
+            "gpus-per-node": target.ranks_per_node,
+            "cpus-per-task": cluster.cpus_per_gpu,
+            "time": cluster.serve_minutes,
+            "output": target.runs / "serve-%j.log",
+        }
+        head = _head(_serves(target), "sbatch serve.sbatch", note)
+        files["serve.sbatch"] = _lines(head, _directives(target, cluster, "serve", options), start)
         if target.repository is None:
             files["build.sbatch"] = _build_slurm(target, cluster)
         return files
     files["hosts"] = "".join(f"{host} slots={target.ranks_per_node}\n" for host in cluster.hosts)
-    files["serve.sh"] = _serve_mpi(target)
+    files["serve.sh"] = _lines(_head(_serves(target) + " The first host answers.", "bash serve.sh", note), start)
     if target.repository is None:
         files["build.sh"] = _lines(_head(_builds(target), "bash build.sh"), _build(target))
-    return files
-
-
-def _llm_api_files(
-    target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings, arguments: Mapping[str, Any]
-) -> dict[str, str]:
-    """Return the files of trtllm-serve; the build needs no GPU and none of NVIDIA's containers."""
-    quoted = {"folder": target.folder, "runs": target.runs, "served": target.runs / ENGINE}
-    places = {name: shlex.quote(str(path)) for name, path in quoted.items()}
-    container, ranks = _container(target, cluster), target.world_size
-    lines = serve_lines(cluster, serving, ranks=ranks, container=container, **places)
-    files = role_files(arguments, cluster)
-    if cluster.kind == "slurm":
-        head = _head(_serves(target), "sbatch serve.sbatch", NEVER_RUN)
-        options = _serve_options(target, cluster)
-        files["serve.sbatch"] = _lines(head, _directives(target, cluster, "serve", options), lines)
-        files["build.sbatch"] = _build_slurm(target, cluster.model_copy(update={"image": None}))
-        return files
-    files["hosts"] = "".join(f"{host} slots={target.ranks_per_node}\n" for host in cluster.hosts)
-    files["serve.sh"] = _lines(_head(_serves(target) + " The first host answers.", "bash serve.sh", NEVER_RUN), lines)
-    files["build.sh"] = _lines(_head(_builds(target), "bash build.sh"), _build(target))
     return files
 
 
@@ -157,7 +150,8 @@ def _build_slurm(target: ScriptTarget, cluster: ClusterSettings) -> str:
         "output": target.runs / "build-%j.log",
     }
     head = _head(_builds(target), "sbatch build.sbatch")
-    prefix = ["srun", "--ntasks=1", *_container(target, cluster)] if cluster.image else []
+    in_image = cluster.image and target.llm_api is None  # for the LLM API it needs no GPU and no container of NVIDIA's
+    prefix = ["srun", "--ntasks=1", *_container(target, cluster)] if in_image else []
     return _lines(head, _directives(target, cluster, "build", options), _build(target, prefix))
 
 
@@ -178,31 +172,19 @@ def _build(target: ScriptTarget, prefix: Sequence[str] = ()) -> list[str]:
     ]
 
 
-def _serve_slurm(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings) -> str:
-    command = [
-        "srun", f"--mpi={cluster.srun_mpi}", "--distribution=block", "--kill-on-bad-exit=1",
-        *_container(target, cluster), f"--output={target.runs}/serve-%j-%t.log",
-        "bash", str(target.folder / "rank.sh"),
-    ]  # fmt: skip
-    body = [
+def _start_ranks(
+    target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings, folder: str, container: Sequence[str]
+) -> list[str]:
+    """Render the start of rank.sh on all ranks."""
+    if cluster.kind == "mpi":
+        return ["set -euo pipefail", f"{all_ranks(cluster, folder, target.world_size)} bash {folder}/rank.sh"]
+    log, script = f"--output={target.runs}/serve-%j-%t.log", str(target.folder / "rank.sh")
+    return [
         "set -euo pipefail",
         'echo "The server answers on $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1), HTTP port '
         f'{serving.ports["openai_port" if serving.front else "http_port"]}, when its log says so."',
-        shlex.join(command),
+        all_ranks(cluster, folder, target.world_size, [*container, log, "bash", script]),
     ]
-    head = _head(_serves(target), "sbatch serve.sbatch")
-    return _lines(head, _directives(target, cluster, "serve", _serve_options(target, cluster)), body)
-
-
-def _serve_options(target: ScriptTarget, cluster: ClusterSettings) -> dict[str, object]:
-    return {
-        "nodes": target.num_nodes,
-        "ntasks-per-node": target.ranks_per_node,
-        "gpus-per-node": target.ranks_per_node,
-        "cpus-per-task": cluster.cpus_per_gpu,
-        "time": cluster.serve_minutes,
-        "output": target.runs / "serve-%j.log",
-    }
 
 
 def _builds(target: ScriptTarget) -> str:
@@ -227,16 +209,6 @@ def _container(target: ScriptTarget, cluster: ClusterSettings) -> list[str]:
     folders = dict.fromkeys([*own, *cluster.mounts])
     mounts = ",".join(f"{folder}:{folder}" for folder in folders)
     return [f"--container-image={cluster.image}", f"--container-mounts={mounts}", f"--container-workdir={target.cwd}"]
-
-
-def _serve_mpi(target: ScriptTarget) -> str:
-    folder = shlex.quote(str(target.folder))
-    command = (
-        f"mpirun --allow-run-as-root --hostfile {folder}/hosts -n {target.world_size} --map-by slot --bind-to none "
-        f"bash {folder}/rank.sh"
-    )
-    head = _head(_serves(target) + " The first host answers.", "bash serve.sh")
-    return _lines(head, ["set -euo pipefail", command])
 
 
 def _rank(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings) -> str:

@@ -56,13 +56,18 @@ def serve_lines(
     if cluster.disaggregated:
         return [*head, *_disaggregated(cluster, serving.host, port, ranks, folder, runs, container)]
     command = f"trtllm-serve {CHECKPOINT} --host {serving.host} --port {port} --extra_llm_api_options {OPTIONS}"
-    if cluster.kind == "slurm":
-        srun = [f"--mpi={cluster.srun_mpi}", "--distribution=block", "--kill-on-bad-exit=1", *container]
-        return [*head, f"{shlex.join(['srun', *srun])} {LAUNCH} {command}"]
-    if ranks == 1:
+    if cluster.kind == "mpi" and ranks == 1:
         return [*head, f"exec {command}"]
-    mpirun = f"mpirun --allow-run-as-root --hostfile {folder}/hosts -n {ranks} --map-by slot --bind-to none"
-    return [*head, f"{mpirun} {_passed_on(cluster)} {LAUNCH} {command}"]
+    passed_on = "" if cluster.kind == "slurm" else f" {_passed_on(cluster)}"
+    return [*head, f"{all_ranks(cluster, folder, ranks, container)}{passed_on} {LAUNCH} {command}"]
+
+
+def all_ranks(cluster: ClusterSettings, folder: str, ranks: int, options: Sequence[str] = ()) -> str:
+    """Return what starts all ranks, before their command: srun with options, or mpirun on the hosts of the folder."""
+    if cluster.kind == "slurm":
+        usual = (f"--mpi={cluster.srun_mpi}", "--distribution=block", "--kill-on-bad-exit=1")
+        return shlex.join(["srun", *usual, *options])
+    return f"mpirun --allow-run-as-root --hostfile {folder}/hosts -n {ranks} --map-by slot --bind-to none"
 
 
 def _passed_on(cluster: ClusterSettings) -> str:
