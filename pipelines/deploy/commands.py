@@ -13,7 +13,7 @@ import yaml
 from pipelines.deploy import cluster, containers, dynamo, nodes, pods
 from pipelines.deploy.config import ManifestSettings
 from pipelines.deploy.facts import Kind, RepositoryFacts, planned, read_served
-from pipelines.deploy.pods import FRONT, IMAGE, ClusterDeployment, Object, claim_name, deployment
+from pipelines.deploy.pods import FRONT, IMAGE, ClusterDeployment, Object, claim_name
 from pipelines.deploy.slo_rules import HISTOGRAMS, slo_rules
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError
@@ -327,14 +327,14 @@ def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[st
         served = read_served(_repository(settings, machine, overrides))
     if faults := _faults(settings, served):
         raise UserError.of(faults)
-    deployed = deployment(
+    deployed = ClusterDeployment(
         served,
         settings.manifests,
         settings.serving,
         settings.image,
-        compute_capability=settings.hardware.sm,
-        slo=settings.benchmark.slo.to_slo(),
-        cluster=settings.cluster,
+        settings.hardware.sm,
+        settings.benchmark.slo.to_slo(),
+        settings.cluster,
     )
     if settings.manifests.route.beside == deployed.name:
         what = f"manifests.route.beside={deployed.name} is the name of this deployment."
@@ -460,7 +460,7 @@ def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
     say(f"one server: {pods}{gpus}{sizes.cpus} CPUs, {show_bytes(sizes.memory_mib * 2**20)} of memory, {shm}")
     start = f"about {show_seconds(sizes.startup_s)} to start, {show_seconds(sizes.startup_limit_s)} at most"
     say(f"            {start}; up to {show_seconds(sizes.drain_s)} to drain")
-    if served.gpu and deployed.compute_capability is None:
+    if served.gpu and deployed.sm is None:
         say("note: add hardware=... to select nodes with the GPU that the engine was built for")
     if served.needs_amx:
         say("note: nodes must have AMX, as the engine was built for it (labels of Node Feature Discovery);")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from pipelines import __version__
 from pipelines.deploy.config import ClusterSettings, ImageSettings, ManifestSettings
+from pipelines.deploy.containers import reference
 from pipelines.deploy.facts import PRE_STOP_S, PROBE_S, RepositoryFacts, Sizes, sizes
 from pipelines.domain.benchmark import NO_SLO, Slo
 from pipelines.engines.tensorrt_llm.llm_api import merged
@@ -27,28 +28,42 @@ IMAGE = "trtllm-pipelines"
 """Name of the image inside the objects; the overlay's kustomization.yaml replaces it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClusterDeployment:
     """The workload to deploy: image, place and sizes.
 
     Attributes:
-        name: of all objects.
-        image_reference: image with tag or digest.
+        sm: compute capability of the GPU that an engine was built for, such as 9.0, where known.
         slo: limits that the service's metrics show exactly how many answers meet.
         cluster: workers for prompts and for answers, of Dynamo.
-        compute_capability: of the GPU the engine was built for, such as 9.0, where known.
     """
 
-    name: str
     served: RepositoryFacts
     settings: ManifestSettings
     serving: ServingSettings
     image: ImageSettings
-    sizes: Sizes
-    image_reference: str
-    compute_capability: float | None
+    sm: float | None = None
     slo: Slo = NO_SLO
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
+
+    @cached_property
+    def name(self) -> str:
+        """Name of all objects."""
+        return self.settings.object_name(self.served.label, self.served.variant)
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """Resources of one pod."""
+        return sizes(self.served, self.settings, self.serving)
+
+    @property
+    def image_reference(self) -> str:
+        """Image with tag or digest."""
+        if self.settings.image:
+            return self.settings.image
+        if self.served.llm_api is not None:
+            return DYNAMO_IMAGE if self.settings.operator == "dynamo" else self.image.base_llm_api
+        return reference(self.image, "gpu" if self.served.gpu else "cpu")
 
     @property
     def autoscaled(self) -> bool:
@@ -108,34 +123,6 @@ class ClusterDeployment:
             "metadata": {"name": name or self.name, "labels": labels},
             "spec": dict(spec),
         }
-
-
-def deployment(
-    served: RepositoryFacts,
-    settings: ManifestSettings,
-    serving: ServingSettings,
-    image: ImageSettings,
-    compute_capability: float | None = None,
-    slo: Slo = NO_SLO,
-    cluster: ClusterSettings | None = None,
-) -> ClusterDeployment:
-    """Decide name, image and sizes."""
-    flavour = "gpu" if served.gpu else "cpu"
-    own = f"{image.name}:{image.tag or f'{__version__}-{flavour}'}"
-    if served.llm_api is not None:
-        own = DYNAMO_IMAGE if settings.operator == "dynamo" else image.base_llm_api
-    return ClusterDeployment(
-        name=settings.object_name(served.label, served.variant),
-        served=served,
-        settings=settings,
-        serving=serving,
-        image=image,
-        sizes=sizes(served, settings, serving),
-        image_reference=settings.image or own,
-        compute_capability=compute_capability if served.gpu else None,
-        slo=slo,
-        cluster=cluster or ClusterSettings(),
-    )
 
 
 # Storage of the repository: a claim, a folder on the node, or an empty folder that is filled first.
@@ -366,8 +353,8 @@ def pod(
 def _placement(deployed: ClusterDeployment) -> Object:
     """Select nodes that the engine was built for, by labels of GPU and of node feature discovery."""
     labels = dict(AMX_LABEL) if deployed.served.needs_amx else {}
-    if (capability := deployed.compute_capability) is not None:
-        labels = deployed.settings.gpu_labels(capability)
+    if deployed.served.gpu and deployed.sm is not None:
+        labels = deployed.settings.gpu_labels(deployed.sm)
     labels |= deployed.settings.node_selector
     placed: Object = {"nodeSelector": labels} if labels else {}
     if deployed.served.gpu:

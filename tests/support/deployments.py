@@ -11,7 +11,7 @@ import yaml
 from pipelines.deploy.commands import files
 from pipelines.deploy.config import ClusterSettings, ImageSettings, ManifestSettings
 from pipelines.deploy.facts import read_served
-from pipelines.deploy.pods import ClusterDeployment, deployment
+from pipelines.deploy.pods import ClusterDeployment
 from pipelines.domain.benchmark import NO_SLO, Slo
 from pipelines.serving.config import ServingSettings
 from tests.support.engine_folders import write_engine, write_llm_folder, write_tokenizer
@@ -56,14 +56,14 @@ def deployed(
 ) -> ClusterDeployment:
     """Return a deployment of the given kind; `choices` are settings of conf/manifests."""
     settings = ManifestSettings(**choices)
-    return deployment(
+    return ClusterDeployment(
         read_served(repository(folder, kind)),
         settings,
         ServingSettings(**(serving or {})),
         ImageSettings(),
-        compute_capability=9.0,
-        slo=slo,
-        cluster=cluster,
+        9.0,
+        slo,
+        cluster or ClusterSettings(),
     )
 
 

@@ -16,7 +16,7 @@ import yaml
 from pipelines.deploy.commands import _image, files
 from pipelines.deploy.config import FetchSettings, ImageSettings, ManifestSettings
 from pipelines.deploy.facts import RepositoryFacts, Sizes, read_served, sizes
-from pipelines.deploy.pods import deployment, serve_arguments
+from pipelines.deploy.pods import ClusterDeployment, serve_arguments
 from pipelines.domain.units import GIB
 from pipelines.engines.tensorrt_llm.llm_api import complaints
 from pipelines.serving.config import ServingSettings
@@ -258,7 +258,7 @@ def test_grouped_experts_run_only_where_there_is_amx(tmp_path):
     folder = repository(tmp_path / "made", "cpu")
     (config,) = folder.glob("tensorrt_llm/1/engine/config.json")
     config.write_text(json.dumps(json.loads(config.read_text()) | {"engine": {"experts": "grouped"}}))
-    made = deployment(read_served(folder), ManifestSettings(), ServingSettings(), ImageSettings())
+    made = ClusterDeployment(read_served(folder), ManifestSettings(), ServingSettings(), ImageSettings())
     spec = templates(build(write(made, tmp_path / "out")))["server"]["spec"]
     assert spec["nodeSelector"] == {"feature.node.kubernetes.io/cpu-cpuid.AMXBF16": "true"}
 
