@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipelines.deploy.config import ClusterSettings
-from pipelines.deploy.facts import read_served
+from pipelines.deploy.facts import leader_faults, read_served
 from pipelines.deploy.trtllm_serve import all_ranks, role_files, serve_lines
 from pipelines.document.show import count
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.engines.registry import with_setting
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_folder
@@ -280,12 +280,10 @@ def write_scripts(settings: Settings, machine: Machine, overrides: Sequence[str]
     Raises:
         UserError: there is nothing to write, or the ranks do not fit the nodes.
     """
-    if faults := _unwritable(settings):
-        raise UserError.of(faults)
+    _refuse_unwritable(settings)
     check_folders({"cluster.folder": settings.cluster.folder})
     target = _target(settings, machine, overrides)
-    if faults := _faults(settings, target):
-        raise UserError.of(faults)
+    refuse(_faults(settings, target))
     changed = write_folder(
         target.folder,
         script_files(target, settings.cluster, settings.serving),
@@ -297,21 +295,17 @@ def write_scripts(settings: Settings, machine: Machine, overrides: Sequence[str]
     return target.folder
 
 
-def _unwritable(settings: Settings) -> list[Fault]:
+def _refuse_unwritable(settings: Settings) -> None:
     if settings.cluster.kind == "none":
-        return [
-            Fault("cluster=none needs no scripts.", "Choose one of slurm, mpi.", "Add cluster=slurm or cluster=mpi.")
-        ]
+        todo = "Add cluster=slurm or cluster=mpi."
+        raise UserError("cluster=none needs no scripts.", allowed="Choose one of slurm, mpi.", todo=todo)
     engine = with_setting(settings.engine.name)
     if settings.serving.repository is None and (engine is None or not engine.spans_machines):
-        return [
-            Fault(
-                f"engine={settings.engine.name} runs in one process on one machine; scripts are for engines of "
-                "TensorRT-LLM.",
-                todo="Add engine=tensorrt_llm, or a repository of one: serving.repository=/its/folder",
-            )
-        ]
-    return []
+        raise UserError(
+            f"engine={settings.engine.name} runs in one process on one machine; scripts are for engines of "
+            "TensorRT-LLM.",
+            todo="Add engine=tensorrt_llm, or a repository of one: serving.repository=/its/folder",
+        )
 
 
 def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> ScriptTarget:
@@ -350,51 +344,36 @@ def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> S
     )
 
 
-def _faults(settings: Settings, target: ScriptTarget) -> list[Fault]:
+def _faults(settings: Settings, target: ScriptTarget) -> Iterator[Fault]:
     """Find faults that neither plan nor repository finds: too many ranks per server, modes that need a single node."""
-    faults, serving, cluster = [], settings.serving, settings.cluster
+    cluster = settings.cluster
     if cluster.disaggregated and target.llm_api is None:
-        faults.append(
-            Fault(
-                f"cluster.prefill={cluster.prefill} and cluster.decode={cluster.decode} are servers of the LLM API.",
-                todo="Use engine=tensorrt_llm_llmapi, or leave them out.",
-            )
+        yield Fault(
+            f"cluster.prefill={cluster.prefill} and cluster.decode={cluster.decode} are servers of the LLM API.",
+            todo="Use engine=tensorrt_llm_llmapi, or leave them out.",
         )
     elif cluster.disaggregated and settings.triton.num_nodes > 1:
-        faults.append(
-            Fault(
-                f"triton.num_nodes={settings.triton.num_nodes} spreads one server over nodes, but each server of "
-                f"cluster.prefill={cluster.prefill} and cluster.decode={cluster.decode} has one.",
-                todo="Set triton.num_nodes=1.",
-            )
+        yield Fault(
+            f"triton.num_nodes={settings.triton.num_nodes} spreads one server over nodes, but each server of "
+            f"cluster.prefill={cluster.prefill} and cluster.decode={cluster.decode} has one.",
+            todo="Set triton.num_nodes=1.",
         )
     most = settings.hardware.gpus_per_server
     if most and target.ranks_per_node > most:
-        faults.append(
-            Fault(
-                f"{target.ranks_per_node} ranks on a node need {target.ranks_per_node} GPUs; a server with "
-                f"hardware={settings.hardware.name} has {most}.",
-                todo=f"Set triton.num_nodes={-(-target.world_size // most)}.",
-            )
+        yield Fault(
+            f"{target.ranks_per_node} ranks on a node need {target.ranks_per_node} GPUs; a server with "
+            f"hardware={settings.hardware.name} has {most}.",
+            todo=f"Set triton.num_nodes={-(-target.world_size // most)}.",
         )
-    if target.num_nodes > 1 and target.llm_api is None and serving.multi_gpu != "leader":
-        faults.append(
-            Fault(
-                f"serving.multi_gpu={serving.multi_gpu} spawns ranks on one node; this server spans "
-                f"{target.num_nodes}.",
-                todo="Set serving.multi_gpu=leader.",
-            )
-        )
+    if target.llm_api is None:
+        yield from leader_faults(settings.serving, target.num_nodes)
     if cluster.kind == "mpi" and len(cluster.hosts) != target.num_nodes:
-        faults.append(
-            Fault(
-                f"cluster.hosts names {len(cluster.hosts)} machines; the server needs {target.num_nodes}.",
-                todo="Name one host per node: 'cluster.hosts=[gpu1,gpu2]', and set triton.num_nodes.",
-            )
+        yield Fault(
+            f"cluster.hosts names {len(cluster.hosts)} machines; the server needs {target.num_nodes}.",
+            todo="Name one host per node: 'cluster.hosts=[gpu1,gpu2]', and set triton.num_nodes.",
         )
     if cluster.kind == "mpi" and cluster.image is not None:
-        faults.append(Fault("cluster.image is for Slurm with Pyxis.", todo="Run mpirun inside the containers instead."))
-    return faults
+        yield Fault("cluster.image is for Slurm with Pyxis.", todo="Run mpirun inside the containers instead.")
 
 
 def _say(settings: Settings, target: ScriptTarget, *, changed: bool) -> None:

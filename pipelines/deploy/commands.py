@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ import yaml
 
 from pipelines.deploy import cluster, containers, dynamo, nodes, pods
 from pipelines.deploy.config import ManifestSettings
-from pipelines.deploy.facts import Kind, RepositoryFacts, planned, read_served
+from pipelines.deploy.facts import Kind, RepositoryFacts, leader_faults, planned, read_served
 from pipelines.deploy.pods import FRONT, IMAGE, ClusterDeployment, Object, claim_name
 from pipelines.deploy.slo_rules import HISTOGRAMS, slo_rules
 from pipelines.document.show import count
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.domain.units import show_bytes, show_seconds
 from pipelines.engines.registry import with_setting
 from pipelines.host.disk import check_folders, relative_to_cwd
@@ -325,8 +325,7 @@ def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[st
         served = planned(make_plan(settings, "repository", Store(settings.paths.store), machine))
     else:
         served = read_served(_repository(settings, machine, overrides))
-    if faults := _faults(settings, served):
-        raise UserError.of(faults)
+    refuse(_faults(settings, served))
     deployed = ClusterDeployment(
         served,
         settings.manifests,
@@ -341,8 +340,7 @@ def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[st
         raise UserError(what, todo="Give the new version a name of its own: manifests.name=...")
     _check_port_beside(deployed)
     _check_route_beside(deployed)
-    if settings.manifests.operator == "dynamo" and (faults := dynamo.dynamo_faults(deployed)):
-        raise UserError.of(faults)
+    refuse(dynamo.dynamo_faults(deployed) if settings.manifests.operator == "dynamo" else ())
     # beside the real ones, so that neither is taken for an edited version of the other
     folder = settings.manifests.folder.absolute() / (f"{deployed.name}-preview" if preview else deployed.name)
     texts = files(deployed)
@@ -418,36 +416,26 @@ def _repository(settings: Settings, machine: Machine, overrides: Sequence[str]) 
     return step.artifact.path
 
 
-def _faults(settings: Settings, served: RepositoryFacts) -> list[Fault]:
+def _faults(settings: Settings, served: RepositoryFacts) -> Iterator[Fault]:
     """Find settings that work on one machine but not in a pod."""
-    serving, faults = settings.serving, []
+    serving = settings.serving
     if settings.cluster.disaggregated and settings.manifests.operator != "dynamo":
         what = f"cluster.prefill={settings.cluster.prefill} has no effect on manifests.operator=none."
-        faults.append(Fault(what, todo="Add manifests.operator=dynamo, or write scripts: make scripts"))
+        yield Fault(what, todo="Add manifests.operator=dynamo, or write scripts: make scripts")
     if serving.chat_template is not None:
-        faults.append(
-            Fault(
-                f"serving.chat_template='{serving.chat_template}' is a file of this machine, which no pod has.",
-                todo="Put the template into the tokenizer (chat_template) and write the repository again.",
-            )
+        yield Fault(
+            f"serving.chat_template='{serving.chat_template}' is a file of this machine, which no pod has.",
+            todo="Put the template into the tokenizer (chat_template) and write the repository again.",
         )
     if serving.api_key and served.llm_api is not None:
-        faults.append(Fault("trtllm-serve does not ask for the key of serving.api_key=true.", todo="Leave it out."))
-    if served.kind == "multinode" and serving.multi_gpu != "leader":
-        faults.append(
-            Fault(
-                f"serving.multi_gpu={serving.multi_gpu} spawns ranks on one node; this server spans "
-                f"{served.num_nodes}.",
-                todo="Set serving.multi_gpu=leader.",
-            )
-        )
+        yield Fault("trtllm-serve does not ask for the key of serving.api_key=true.", todo="Leave it out.")
+    yield from leader_faults(serving, served.num_nodes)
     route = settings.manifests.route
     if route.name is not None and settings.manifests.operator == "dynamo":
-        faults.append(Fault(f"manifests.route.name={route.name} has no effect on manifests.operator=dynamo."))
+        yield Fault(f"manifests.route.name={route.name} has no effect on manifests.operator=dynamo.")
     engine = with_setting(settings.engine.name)
     if engine is not None and not engine.needs_gpu and served.gpu:
-        faults.append(Fault(f"engine={engine.setting} is set, but the repository runs on TensorRT-LLM."))
-    return faults
+        yield Fault(f"engine={engine.setting} is set, but the repository runs on TensorRT-LLM.")
 
 
 def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from pipelines import __version__
 from pipelines.deploy.config import ImageSettings
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.engines.registry import with_setting
 from pipelines.host.machine import Machine, git
 from pipelines.host.screen import say
@@ -132,10 +132,8 @@ def _mounts(source: Checkout, places: SharedFolders) -> Mapping[Path, str]:
         if not folder.is_relative_to(source.root):
             mounts[folder] = str(folder)
     mounts[places.hf_home] = HF_CACHE
-    if wrong := [str(path) for path in mounts if "," in str(path)]:
-        raise UserError.of(
-            [Fault(f"'{path}' has a comma, which docker and podman take as a separator.") for path in wrong]
-        )
+    wrong = [str(path) for path in mounts if "," in str(path)]
+    refuse(Fault(f"'{path}' has a comma, which docker and podman take as a separator.") for path in wrong)
     return mounts
 
 

@@ -21,17 +21,15 @@ PORT = 8000
 """Of the frontend, in the Service that the operator makes for it: NAME-frontend."""
 
 
-def dynamo_faults(deployed: ClusterDeployment) -> list[Fault]:
-    """Return what does not go together in a graph deployment."""
-    served, settings, faults = deployed.served, deployed.settings, list[Fault]()
-    if served.llm_api is None:
+def dynamo_faults(deployed: ClusterDeployment) -> Iterator[Fault]:
+    """Yield what does not go together in a graph deployment."""
+    llm_api = deployed.served.llm_api
+    if llm_api is None:
         what = "manifests.operator=dynamo is for the LLM API, and the repository has a Triton server's models."
-        return [Fault(what, todo="Write one with engine=tensorrt_llm_llmapi, or leave out manifests.operator.")]
-    reuse = served.llm_api.get("kv_cache_config", {}).get("enable_block_reuse", True)
-    if settings.kv_routing and not reuse:
+        yield Fault(what, todo="Write one with engine=tensorrt_llm_llmapi, or leave out manifests.operator.")
+    elif deployed.settings.kv_routing and not llm_api.get("kv_cache_config", {}).get("enable_block_reuse", True):
         what = "manifests.kv_routing=true has no effect: the repository's enable_block_reuse is false."
-        faults.append(Fault(what, todo="Write it again without reuse=none, or leave out manifests.kv_routing."))
-    return faults
+        yield Fault(what, todo="Write it again without reuse=none, or leave out manifests.kv_routing.")
 
 
 def option_files(deployed: ClusterDeployment) -> dict[str, str]:

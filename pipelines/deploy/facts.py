@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pipelines.deploy.config import ManifestSettings
 from pipelines.document.show import count
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.mixture_layers import was_grouped
 from pipelines.domain.units import GIB, MIB
 from pipelines.engines.registry import ServerBackend, describe
@@ -151,6 +151,13 @@ def _check_spread(world: int, nodes: int) -> None:
             f"triton.num_nodes={nodes} does not divide the engine's {count(world, 'rank')}.",
             todo="Every node needs the same number of GPUs: write the repository again with another triton.num_nodes.",
         )
+
+
+def leader_faults(serving: ServingSettings, nodes: int) -> Iterator[Fault]:
+    """Yield what is wrong with how the ranks of a TensorRT engine over so many nodes are started."""
+    if nodes > 1 and serving.multi_gpu != "leader":
+        what = f"serving.multi_gpu={serving.multi_gpu} spawns ranks on one node; this server spans {nodes}."
+        yield Fault(what, todo="Set serving.multi_gpu=leader.")
 
 
 def _described(path: Path) -> dict[str, Any]:

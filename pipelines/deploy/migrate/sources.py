@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import triton_repo
-from pipelines.domain.errors import Fault, UserError, did_you_mean, shown
+from pipelines.domain.errors import Fault, UserError, did_you_mean, refuse, shown
 from pipelines.engines.limits import CONFIG, read_engine_config
 from pipelines.engines.tensorrt_llm.config import FLAG, LIST, OPTIONS
 from pipelines.engines.tensorrt_llm.folder import PROGRAM
@@ -278,8 +278,7 @@ def _build(program: str, options: Mapping[str, list[str]]) -> OldDeployment:
             values[names[flag]] = _value(names[flag], texts)
         except ValueError as error:
             faults.append(Fault(f"{program} has --{' '.join([flag, *texts])}.", f"{error}."))
-    if faults:
-        raise UserError.of(faults)
+    refuse(faults)
     if answer := values.get("max_output_len"):
         values.setdefault("max_seq_len", values.get("max_input_len", OPTIONS["max_input_len"].default) + answer)
     sizes = {name: (values.pop(name), program) for name in WORDS["sizes"] if name in values}
