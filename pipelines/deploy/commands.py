@@ -335,11 +335,7 @@ def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[st
         settings.benchmark.slo.to_slo(),
         settings.cluster,
     )
-    if settings.manifests.route.beside == deployed.name:
-        what = f"manifests.route.beside={deployed.name} is the name of this deployment."
-        raise UserError(what, todo="Give the new version a name of its own: manifests.name=...")
-    _check_port_beside(deployed)
-    _check_route_beside(deployed)
+    _check_beside(deployed)
     refuse(dynamo.dynamo_faults(deployed) if settings.manifests.operator == "dynamo" else ())
     # beside the real ones, so that neither is taken for an edited version of the other
     folder = settings.manifests.folder.absolute() / (f"{deployed.name}-preview" if preview else deployed.name)
@@ -352,24 +348,24 @@ def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[st
     return overlay
 
 
-def _check_port_beside(deployed: ClusterDeployment) -> None:
-    """Refuse a route to another port than that of the version beside, where its manifests are here."""
-    port, beside = deployed.ports[FRONT], deployed.settings.route.beside
-    file = deployed.settings.folder / str(beside) / "base" / "service.yaml"
-    stated = re.search(r"name: openai\n *port: (\d+)", file.read_text()) if beside and file.is_file() else None
+def _check_beside(deployed: ClusterDeployment) -> None:
+    """Refuse a route that the version beside cannot share, as far as its manifests are here."""
+    settings = deployed.settings
+    if (beside := settings.route.beside) is None:
+        return
+    if beside == deployed.name:
+        what = f"manifests.route.beside={deployed.name} is the name of this deployment."
+        raise UserError(what, todo="Give the new version a name of its own: manifests.name=...")
+    port, file = deployed.ports[FRONT], settings.folder / beside / "base" / "service.yaml"
+    stated = re.search(r"name: openai\n *port: (\d+)", file.read_text()) if file.is_file() else None
     if stated and int(stated[1]) != port:
         raise UserError(
             f"serving.openai_port={port}, but manifests.route.beside={beside} listens on port {stated[1]} ({file}), and"
             " the route sends requests to one port of both.",
             todo=f"Give the new version the same: serving.openai_port={stated[1]}",
         )
-
-
-def _check_route_beside(deployed: ClusterDeployment) -> None:
-    """Refuse a second route where the version beside is to share one, if its manifests are here."""
-    settings = deployed.settings
-    file = settings.folder / str(settings.route.beside) / "route.yaml"
-    if settings.route.beside is None or not file.is_file():
+    file = settings.folder / beside / "route.yaml"
+    if not file.is_file():
         return
     try:
         theirs, ours = _shared(yaml.safe_load(file.read_text(encoding="utf-8"))), _shared(route(deployed))
@@ -379,7 +375,7 @@ def _check_route_beside(deployed: ClusterDeployment) -> None:
     for setting, value in ours.items():
         if value != theirs[setting]:
             raise UserError(
-                f"{setting}={value}, but manifests.route.beside={settings.route.beside} has {theirs[setting]} ({file}),"
+                f"{setting}={value}, but manifests.route.beside={beside} has {theirs[setting]} ({file}),"
                 " and both versions share one route.",
                 todo=f"Give the new version the same: {setting}={theirs[setting]}",
             )
