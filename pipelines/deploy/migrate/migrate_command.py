@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from pipelines.deploy.migrate.sources import WORDS, OldDeployment, OldSetting, read_old
-from pipelines.deploy.migrate.translate import MODEL, Draft, Formats, State, Word, arguments, judge, text, translate
+from pipelines.deploy.migrate.translate import MODEL, Formats, State, Word, arguments, judge, text, translate
 from pipelines.deploy.trtllm_serve import LAUNCH, QUIET
 from pipelines.document import blocks
 from pipelines.document.show import number, percent
@@ -54,7 +54,7 @@ class Migration:
     words: Sequence[Word]
     model: str
     measured: Mapping[str, Mapping[str, Any]]
-    draft: tuple[str, ...] = ()
+    draft: Sequence[str] = ()
 
     def of(self, *states: State) -> list[Word]:
         """Return the words in these states."""
@@ -211,9 +211,10 @@ def migrate(overrides: Sequence[str]) -> int:
         model = f"model={settings.model.name}" if model == ANY_MODEL else model
     formats = judge(old, sm)
     measured = _fidelities(store, settings.model.label) if model != ANY_MODEL else {}
-    draft = _draft(settings, overrides)
+    draft = _draft(settings)
+    drafting = [word for word in overrides if draft and word.startswith(("speculative", "model@speculative.draft"))]
     translated = translate(old, formats, settings.image.llm_api_version, draft)
-    migration = Migration(name, old, formats, translated, model, measured, draft.overrides if draft else ())
+    migration = Migration(name, old, formats, translated, model, measured, drafting)
     folder = source.folder.absolute() / name
     made = migration.files()
     changed = write_folder(folder, made, command="make migrate", setting="migrate.folder")
@@ -225,13 +226,14 @@ def migrate(overrides: Sequence[str]) -> int:
     return 0
 
 
-def _draft(settings: Settings, overrides: Sequence[str]) -> Draft | None:
+def _draft(settings: Settings) -> dict[str, Any]:
+    """Return the LLM API's `speculative_config` of a draft model; empty without one."""
     drafts = settings.speculative
     if drafts.draft is None or drafts.num_draft_tokens is None:
-        return None
-    named = tuple(word for word in overrides if word.startswith(("speculative", "model@speculative.draft")))
+        return {}
     source = str(drafts.draft.folder or drafts.draft.hub_id)
-    return Draft(source, drafts.num_draft_tokens, settings.image.draft_word, named)
+    word, tokens = settings.image.draft_word, drafts.num_draft_tokens
+    return {"decoding_type": word, "max_draft_len": tokens, "speculative_model": source}
 
 
 def _of_settings(deployment: Deployment) -> OldDeployment:

@@ -63,30 +63,14 @@ class Formats:
     shape: ModelShape | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A draft model, which an engine does not name.
-
-    Attributes:
-        model: its Hugging Face folder, or its name on the Hub.
-        tokens: guessed at a time, if the engine does not say how many.
-        decoding_type: the LLM API's word for it, which depends on the version.
-    """
-
-    model: str
-    tokens: int
-    decoding_type: str
-    overrides: tuple[str, ...] = ()
-
-
-def translate(old: OldDeployment, formats: Formats, version: str | None, draft: Draft | None = None) -> list[Word]:
+def translate(old: OldDeployment, formats: Formats, version: str | None, draft: Mapping[str, Any]) -> list[Word]:
     """Return what becomes of every setting that says something.
 
     Args:
         old: the deployment.
         formats: as judged.
         version: of the TensorRT-LLM that will read the options; None is any.
-        draft: the draft model, if it is named.
+        draft: the LLM API's `speculative_config` of the draft model, which an engine does not name, if it is named.
     """
     stated = {(each.table, each.name): each for each in old.settings}
     words = [*formats.words, *_split(old), *map(_word, stated.values()), *_speculation(old, draft)]
@@ -165,13 +149,12 @@ def _says_something(each: OldSetting, row: Mapping[str, Any]) -> bool:
     return not unused and text(value).lower() != text(usual).lower()
 
 
-def _speculation(old: OldDeployment, draft: Draft | None) -> Iterator[Word]:
+def _speculation(old: OldDeployment, draft: Mapping[str, Any]) -> Iterator[Word]:
     values = {each.name: each for each in old.settings if each.value not in OFF}
     mode = values.get("speculative_decoding_mode") or values.get("decoding_mode")
     if mode and draft and mode.value == DRAFTS:
-        tokens = values["max_draft_len"].value if "max_draft_len" in values else draft.tokens
-        config = {"decoding_type": draft.decoding_type, "max_draft_len": tokens, "speculative_model": draft.model}
-        for name, value in config.items():
+        built = {"max_draft_len": values["max_draft_len"].value} if "max_draft_len" in values else {}
+        for name, value in {**draft, **built}.items():
             yield Word("renamed", f"{mode.name}={mode.value}", mode.place, f"speculative_config.{name}", value)
     elif mode and (row := WORDS["speculation"].get(mode.value)):
         state: State = "lost" if "lost" in row else "renamed"
