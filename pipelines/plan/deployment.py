@@ -22,7 +22,7 @@ from pipelines.plan.targets import Goal
 from pipelines.plan.user_inputs import UserInputs
 from pipelines.predict.performance.gpus import resolved
 from pipelines.predict.performance.limits import ChosenLimits, with_limits
-from pipelines.rules.record import DeploymentFacts, Images
+from pipelines.rules.record import DeploymentFacts
 from pipelines.settings.model import ModelSettings
 from pipelines.store.sources import BuiltEngine, InputSource
 from triton_repo.tensors import BLS
@@ -206,7 +206,6 @@ class Deployment(Goal):
     def facts(self) -> DeploymentFacts:
         """The input of the rules."""
         guess, images, quant = self.settings.speculative, self.settings.multimodal, self.settings.quant
-        tiled = self.encoder is not None and bool(self.encoder.grids)
         return DeploymentFacts(
             needs_gpu=self.engine.needs_gpu,
             writes_engine=self.engine.writes_engine,
@@ -233,11 +232,8 @@ class Deployment(Goal):
             same_vocabulary=self.inputs.same_vocabulary,
             pickled_heads=self.inputs.pickled_heads,
             adapters=self.inputs.adapters,
-            images=(
-                Images(images.model_type, images.visual_tokens, images.images_per_request, tiled)
-                if images.visual_tokens is not None and images.model_type != "none"
-                else None
-            ),
+            images=images if images.visual_tokens is not None and images.model_type != "none" else None,
+            tiled=self.encoder is not None and bool(self.encoder.grids),
             rotary=self.inputs.rotary,
             llm_api=self.llm_api,
         )

@@ -15,7 +15,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
 from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.engines.tensorrt_llm.llm_api import LlmApiOptions
-from pipelines.settings.features import SpeculationMode
+from pipelines.settings.features import MultimodalSettings, SpeculationMode
 from triton_repo.config import TritonSettings
 
 
@@ -37,23 +37,6 @@ GPU = Engines(needs_gpu=True, writes_engine=True)
 LLM_API = Engines(writes_engine=False, on_device=False)
 EDGE = Engines(on_device=True)
 BUILT = Engines(writes_engine=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Images:
-    """Contribution of a vision encoder to a prompt.
-
-    Attributes:
-        model_type: type of the encoder, e.g. "llava".
-        visual_tokens: positions in the prompt that one image takes, at most.
-        images_per_request: upper bound per request.
-        tiled: whether an image is cut into tiles, as of LLaVA 1.6.
-    """
-
-    model_type: str
-    visual_tokens: int
-    images_per_request: int
-    tiled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +69,8 @@ class DeploymentFacts:
         same_vocabulary: whether draft and target have the same tokens.
         pickled_heads: names of files with pickled weights among the trained heads.
         adapters: LoRA adapters by task id.
-        images: vision, if there is any.
+        images: the vision encoder, if there is one.
+        tiled: whether its images are cut into tiles, as of LLaVA 1.6.
         rotary: how the model encodes positions.
         llm_api: options of the LLM API that are no settings.
     """
@@ -116,7 +100,8 @@ class DeploymentFacts:
     same_vocabulary: bool | None = None
     pickled_heads: tuple[str, ...] = ()
     adapters: Mapping[int, Adapter] = field(default_factory=dict)
-    images: Images | None = None
+    images: MultimodalSettings | None = None
+    tiled: bool = False
     rotary: Rotary | None = None
     llm_api: LlmApiOptions = field(default_factory=LlmApiOptions)
 

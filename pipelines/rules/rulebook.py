@@ -122,7 +122,7 @@ IMAGES = "Images"
 
 def _table(d: DeploymentFacts) -> Cases:
     """Compare with `max_multimodal_len`, e.g. 8 x 576 x 1: examples/models/core/multimodal/README.md@89fd9b7."""
-    needed = d.build.max_batch_size * known(d.images).visual_tokens * known(d.images).images_per_request
+    needed = d.build.max_batch_size * known(known(d.images).visual_tokens) * known(d.images).images_per_request
     return ({"needed": needed},) if d.build.max_prompt_embedding_table_size < needed else ()
 
 
@@ -234,7 +234,7 @@ SERVING_RULES = (
     image_rule(
         name="tiles-are-arranged-on-the-cpu",
         needs=("images",),
-        when=lambda d: known(d.images).tiled,
+        when=lambda d: d.tiled,
         failed="multimodal={d.images.model_type} of a LLaVA 1.6 is not supported by engine=tensorrt_llm: NVIDIA's"
         " Triton models do not arrange its tiles.",
         allowed="They serve LLaVA 1.5.",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pipelines.domain.formats import QFormat
 from tests.support.rule_cases.words import ADAPTER, AWQ, FP8, LLAVA, Case, kv
 
@@ -55,9 +53,9 @@ CASES = {
         {"qformat": QFormat.INT8_WO},
     ),
     "the-cpu-engine-sees-through-llava": Case(
-        {"engine": "openvino", "images": replace(LLAVA, model_type="vila")},
+        {"engine": "openvino", "images": LLAVA.model_copy(update={"model_type": "vila"})},
         "multimodal.model_type=vila is not supported by engine=openvino",
-        {"images": replace(LLAVA, images_per_request=1)},
+        {"images": LLAVA},
     ),
     "cpu-prompt-tables-exclude-adapters-and-drafts": Case(
         {"engine": "openvino", "adapters": {7: ADAPTER}, "build": {"max_prompt_embedding_table_size": 64}},

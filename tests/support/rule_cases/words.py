@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.registry import describe
-from pipelines.rules.record import DeploymentFacts, Images
+from pipelines.rules.record import DeploymentFacts
+from pipelines.settings.features import MultimodalSettings
 from tests.support.build_options import of_options
 from triton_repo.config import TritonSettings
 
@@ -23,7 +25,7 @@ QWEN3 = replace(LLAMA, architecture="Qwen3ForCausalLM")
 MIXTRAL = replace(LLAMA, architecture="MixtralForCausalLM", num_experts=8, num_experts_per_token=2)
 GPT_OSS = replace(MIXTRAL, architecture="GptOssForCausalLM", sliding_window=128, global_every=2)
 FP8, NVFP4, AWQ, SQ, W4A8 = QFormat.FP8, QFormat.NVFP4, QFormat.INT4_AWQ, QFormat.INT8_SQ, QFormat.W4A8_AWQ
-LLAVA = Images("llava", 576, 1)
+LLAVA = MultimodalSettings(model_type="llava", path=Path("llava"), visual_tokens=576)
 ADAPTER = Adapter("/a", 8, ("q_proj",), {"q_proj": (4096, 4096)})
 SERVED = {"lora_plugin": "auto", "lora_target_modules": ("attn_q",)}
 EAGLE = {"speculative_decoding_mode": "eagle", "max_draft_len": 63, "max_batch_size": 64}
