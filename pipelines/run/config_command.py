@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import yaml
 from pipelines.domain.errors import UserError
 from pipelines.host.files import write_text
 from pipelines.host.screen import say, wrapped
-from pipelines.settings.base import flat
+from pipelines.settings.base import at, flat
 from pipelines.settings.compose import compose, judged, load
 from pipelines.settings.describe import about, keys_of
 from pipelines.settings.groups import (
@@ -95,11 +96,9 @@ def init(overrides: Sequence[str]) -> int:
     content: dict[str, Any] = {"defaults": [{f"override /{group}": name} for group, name in chosen.items()]}
     if not chosen:
         content.clear()
-    for path, value in values:
-        node = content
-        for key in path[:-1]:
-            node = node.setdefault(key, {})
-        node[path[-1]] = value
+    for key, value in values:
+        *groups_above, last = key.split(".")
+        reduce(lambda node, group: node.setdefault(group, {}), groups_above, content)[last] = value
     write_text(file, COMMENTED + (yaml.safe_dump(content, sort_keys=False) if content else EXAMPLE))
     say(f"Written: {file}")
     return 0
@@ -116,17 +115,10 @@ def explained(group: str, overrides: Sequence[str]) -> str:
     if not keys:
         lines += _wrap(f"It has no keys of its own; each choice sets keys of other groups (see {CONF / group}).", 2)
     for key in keys:
-        lines += ["", *_wrap(f"{key.name}={_shown(_value(raw, key.name))}", 4)]
+        lines += ["", *_wrap(f"{key.name}={_shown(at(raw, key.name))}", 4)]
         lines += _wrap(f"    {key.kind}", 4)
         lines += _wrap(f"    {key.sentence[:1].upper()}{key.sentence[1:]}", 4)
     return "\n".join(lines) + "\n"
-
-
-def _value(raw: dict[str, Any], name: str) -> Any:
-    value: Any = raw
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
 
 
 def _shown(value: Any) -> str:

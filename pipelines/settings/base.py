@@ -228,6 +228,19 @@ def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return result
 
 
+def at(values: Any, key: str, default: Any = None) -> Any:
+    """Return the value with a dotted name in nested mappings, or the default."""
+    for part in key.split("."):
+        values = values.get(part, default) if isinstance(values, Mapping) else default
+    return values
+
+
+def group_in(annotation: Any) -> type[Group] | None:
+    """Return the class of a field that is a group, or a group or null."""
+    kinds = (annotation, *get_args(annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Group)), None)
+
+
 class Group(BaseModel):
     """Base of all groups: frozen, strict about unknown keys and about types.
 
@@ -264,10 +277,10 @@ class Group(BaseModel):
         for name, field in cls.model_fields.items():
             if field.is_required():
                 continue
-            kind: Any = field.annotation
+            default: Any
             if table := OptionTable.of(field):
-                default: Any = dict.fromkeys((*table.kinds, *table.refused))
-            elif isinstance(kind, type) and issubclass(kind, Group):
+                default = dict.fromkeys((*table.kinds, *table.refused))
+            elif isinstance(field.annotation, type) and (kind := group_in(field.annotation)):
                 default = kind.defaults()
             else:
                 default = _as_yaml(field.get_default(call_default_factory=True))
@@ -416,9 +429,7 @@ def _apart(group: type[Group], loc: tuple[Any, ...]) -> tuple[tuple[Any, ...], t
         kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
         if get_origin(annotation) in (Union, UnionType) and len(kinds) > 1:
             return loc[:depth], loc[depth + 1 :]
-        group = next(
-            (kind for kind in (annotation, *kinds) if isinstance(kind, type) and issubclass(kind, Group)), Group
-        )
+        group = group_in(annotation) or Group
     return loc, ()
 
 
@@ -435,7 +446,5 @@ def _keys_at(group: type[Group], loc: tuple[Any, ...]) -> list[str]:
     for part in loc:
         if table := OptionTable.of(group.model_fields[part]):
             return list(table.kinds)
-        annotation = group.model_fields[part].annotation
-        kinds = (annotation, *get_args(annotation))
-        group = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Group))
+        group = group_in(group.model_fields[part].annotation) or group
     return list(group.model_fields)

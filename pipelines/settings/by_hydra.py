@@ -26,7 +26,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipelines.domain.errors import Fault, UserError, did_you_mean
-from pipelines.settings.base import FOLDERS, Group, OptionTable, keys_of
+from pipelines.settings.base import FOLDERS, OptionTable, at, keys_of
 from pipelines.settings.former import former
 from pipelines.settings.groups import CONF, choices, config_folders, groups
 from pipelines.settings.plain import DEFAULTS, PROJECT, RESOLVERS, override, unresolved
@@ -90,11 +90,9 @@ def to_raw(config: Any) -> dict[str, Any]:
         raw: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
         return raw
     except OmegaConfBaseException as error:
-        key, value = str(error.full_key or ""), OmegaConf.to_container(config, resolve=False)
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
+        key = str(error.full_key or "")
         raise UserError(
-            f"{key}='{value}' cannot be resolved.",
+            f"{key}='{at(OmegaConf.to_container(config, resolve=False), key)}' cannot be resolved.",
             allowed="${group.key} takes the value of another setting, ${oc.env:NAME} that of an environment variable.",
             todo="Refer to one that exists, or give the value itself.",
         ) from None
@@ -308,8 +306,8 @@ def _unknown_key(key: str, value: str, keys: set[str]) -> Fault:
 def _moved(key: str, value: str) -> tuple[str, str] | None:
     """Say what became of a former key that is now an option inside a mapping, e.g. build.paged_state."""
     group, _, name = key.partition(".")
-    kind = Settings.model_fields[group].annotation if group in Settings.model_fields else None
-    fields = kind.model_fields if isinstance(kind, type) and issubclass(kind, Group) else {}
+    kind = Settings.group(group)
+    fields = kind.model_fields if kind else {}
     for place, table in ((f"{group}.{field}", OptionTable.of(info)) for field, info in fields.items()):
         if table and name in table.refused:
             return f"It cannot be set: {table.refused[name]}.", ""

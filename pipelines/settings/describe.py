@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
-
-from pipelines.settings.base import OptionTable
+from pipelines.settings.base import Group, OptionTable, at, group_in
 from pipelines.settings.groups import CONF, config_folders, groups
 from pipelines.settings.plain import KEY, MISSING, parse, unresolved
 from pipelines.settings.project import NotPlainError
@@ -42,25 +40,20 @@ class Key:
 
 def keys_of(group: str) -> list[Key]:
     """List all keys of a group, including those of nested groups; empty for a group that only sets keys of others."""
-    field = Settings.model_fields.get(group)
-    return list(_keys(_model(field.annotation), group)) if field else []
+    kind = Settings.group(group)
+    return list(_keys(kind, group)) if kind else []
 
 
 def about(group: str) -> str:
     """Return the first sentence of the group's class, or an empty string."""
-    field = Settings.model_fields.get(group)
-    return (inspect.getdoc(_model(field.annotation)) or "").splitlines()[0] if field else ""
+    kind = Settings.group(group)
+    return (inspect.getdoc(kind) or "").partition("\n")[0] if kind else ""
 
 
-def _model(annotation: Any) -> type[BaseModel]:
-    group: type[BaseModel] = annotation
-    return group
-
-
-def _keys(group: type[BaseModel], prefix: str) -> Iterator[Key]:
+def _keys(group: type[Group], prefix: str) -> Iterator[Key]:
     sentences = _sentences(group)
     for name, field in group.model_fields.items():
-        nested = _nested(field.annotation)
+        nested = None if get_origin(field.annotation) is tuple else group_in(field.annotation)
         if table := OptionTable.of(field):
             for option, kind in table.kinds.items():
                 key = f"{prefix}.{name}.{option}"
@@ -75,17 +68,11 @@ def _keys(group: type[BaseModel], prefix: str) -> Iterator[Key]:
             yield from _keys(nested, f"{prefix}.{name}")
 
 
-def _nested(annotation: Any) -> type[BaseModel] | None:
-    options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-    groups = [option for option in options if inspect.isclass(option) and issubclass(option, BaseModel)]
-    return groups[0] if groups else None
-
-
-def _sentences(group: type[BaseModel]) -> dict[str, str]:
+def _sentences(group: type[Group]) -> dict[str, str]:
     """Read the "Attributes" sections of a class and its base classes."""
     sentences: dict[str, str] = {}
     for each in reversed(group.__mro__):
-        if each is not BaseModel and issubclass(each, BaseModel):
+        if issubclass(each, Group):
             sentences |= _attributes(inspect.cleandoc(each.__doc__ or ""))
     return sentences
 
@@ -117,7 +104,7 @@ def _kind(annotation: Any, metadata: Any = ()) -> str:
         return f"list of {_kind(inside[0])}"
     if origin is dict:
         return f"mapping of {_kind(inside[0])} to {_kind(inside[1])}"
-    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+    if inspect.isclass(annotation) and issubclass(annotation, Group):
         return f"mapping with the keys {', '.join(annotation.model_fields)}"
     if inspect.isclass(annotation) and issubclass(annotation, enum.Enum):
         return f"one of {', '.join(each.value for each in annotation)}"
@@ -223,9 +210,7 @@ def _value_of(config: Mapping[str, Any], word: str) -> list[str]:
 
 
 def _node(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    node: Any = config
-    for part in key.split("."):
-        node = node.get(part) if isinstance(node, dict) else None
+    node = at(config, key)
     if not isinstance(node, dict):
         raise NotPlainError
     return node

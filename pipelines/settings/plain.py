@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
+from pipelines.settings.base import at
 from pipelines.settings.features import lookahead_draft_len
 from pipelines.settings.groups import CONF, config_folders
 from pipelines.settings.model import BUNDLED
@@ -80,26 +81,27 @@ def unresolved(overrides: Sequence[str]) -> dict[str, Any]:
     """
     chosen, values = parse(overrides)
     config = _Composition(chosen).compose()
-    for path, value in values:
-        _set(config, path, value)
+    for key, value in values:
+        inside, dot, name = key.rpartition(".")
+        _set(at(config, inside) if dot else config, name, value)
     return config
 
 
-def parse(overrides: Sequence[str]) -> tuple[dict[str, str], list[tuple[list[str], Any]]]:
+def parse(overrides: Sequence[str]) -> tuple[dict[str, str], list[tuple[str, Any]]]:
     """Read overrides as Hydra's grammar does: the choice of each group, then keys and values in their order.
 
     Raises:
         NotPlainError: Hydra has to be asked.
     """
     chosen: dict[str, str] = {}
-    values: list[tuple[list[str], Any]] = []
+    values: list[tuple[str, Any]] = []
     for text in overrides:
         match = OVERRIDE.fullmatch(text)
         if match is None:
             raise NotPlainError
         key, value = match[1], _value(match[2])
         if not (CONF / key.partition("@")[0]).is_dir():
-            values.append((key.split("."), value))
+            values.append((key, value))
         elif not isinstance(value, str):
             raise NotPlainError
         else:
@@ -267,32 +269,15 @@ def _merge(into: dict[Any, Any], content: Mapping[Any, Any]) -> None:
             into[key] = deepcopy(value)  # an alias in YAML stands for a value of its own
 
 
-def _set(config: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Set an existing key; a list cannot replace a mapping."""
-    node: Any = config
-    for key in path[:-1]:
-        node = node.get(key) if isinstance(node, dict) else None
-    if not isinstance(node, dict) or path[-1] not in node:
+def _set(node: Any, name: Any, value: Any) -> None:
+    """Set a key that is there, or those of a mapping; no list replaces a mapping, and no mapping a list."""
+    if not isinstance(node, dict) or name not in node or {type(value), type(node[name])} == {dict, list}:
         raise NotPlainError
-    there = node[path[-1]]
-    if isinstance(value, dict):
-        _set_all(node, path[-1], value)
-    elif isinstance(there, dict) and isinstance(value, list):
-        raise NotPlainError
+    if isinstance(value, dict) and isinstance(node[name], dict):
+        for inner, each in value.items():
+            _set(node[name], inner, each)
     else:
-        node[path[-1]] = value
-
-
-def _set_all(node: dict[str, Any], key: str, value: dict[Any, Any]) -> None:
-    """Set the keys of a mapping that is there, or put one in place of a plain value."""
-    there = node[key]
-    if isinstance(there, dict):
-        for name, each in value.items():
-            _set(there, [name], each)
-    elif isinstance(there, list):
-        raise NotPlainError
-    else:
-        node[key] = value
+        node[name] = value
 
 
 def _resolved(value: Any, config: Mapping[str, Any], depth: int = 0) -> Any:
@@ -327,9 +312,7 @@ def _called(resolver: str, arguments: Sequence[Any]) -> Any:
 
 
 def _referred(key: str, config: Mapping[str, Any], depth: int) -> Any:
-    node: Any = config
-    for part in key.split("."):
-        node = node.get(part, MISSING) if isinstance(node, Mapping) else MISSING
+    node = at(config, key, MISSING)
     if isinstance(node, Mapping) or depth == DEEPEST:
         raise NotPlainError
     return _resolved(node, config, depth + 1)

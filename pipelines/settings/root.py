@@ -29,7 +29,7 @@ from pipelines.nightly.config import NightlySettings
 from pipelines.predict.config import SimulatorSettings, SizingSettings
 from pipelines.report.config import ReportSettings
 from pipelines.serving.config import ServingSettings
-from pipelines.settings.base import Group, flat
+from pipelines.settings.base import Group, flat, group_in
 from pipelines.settings.features import LoraSettings, MultimodalSettings, SpeculativeSettings
 from pipelines.settings.model import ModelSettings
 from pipelines.settings.paths import PathSettings, PlanSettings, StageSettings, StoreSettings, VerifySettings
@@ -92,6 +92,11 @@ class Settings(Group):
     diagnose: DiagnoseSettings
     doctor: DoctorSettings
     migrate: MigrateSettings
+
+    @classmethod
+    def group(cls, name: str) -> type[Group] | None:
+        """Return the class of a group; None for one that only sets keys of others."""
+        return group_in(cls.model_fields[name].annotation) if name in cls.model_fields else None
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
