@@ -443,7 +443,7 @@ def _wanted(item: Mapping[str, Any]) -> str:
 
 def _keys_at(group: type[Group], loc: tuple[Any, ...]) -> list[str]:
     """List the keys of the group, or of the mapping of options, at a path."""
-    for part in loc:
+    for part in (part for part in loc if isinstance(part, str)):  # the others are positions in lists
         if table := OptionTable.of(group.model_fields[part]):
             return list(table.kinds)
         group = group_in(group.model_fields[part].annotation) or group

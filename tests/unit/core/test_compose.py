@@ -133,6 +133,8 @@ def test_model_shapes_equal_the_published_table():
         ("hardware.memory_gb=80", r"'hardware\.memory_gb' is not a known setting"),  # of no GPU: hardware=auto
         ("quant.qformat=fp7", r"quant\.qformat='fp7' is not known\. Choose one of none, fp8.*Did you mean 'fp8'\?"),
         ("eval.num_fewshot=99", r"eval\.num_fewshot='99' is not valid: input should be less than or equal to 64"),
+        ("workload.mix=[{isl:1,os:1}]", r"workload\.mix\.0\.os is not a known key\. Did you mean 'osl'\?"),
+        ("nightly.cells=[1]", r"nightly\.cells\.0='1' is not valid: nightly\.cells\.0 is a group of settings"),
         ("+build.extra=1", r"build\.extra is not a known key\. Nearest keys of build: (\w+, ){2}\w+;"),
         (
             "store.path=/x",
