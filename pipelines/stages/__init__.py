@@ -10,40 +10,31 @@ from pipelines.domain.progress import Progress
 
 
 class Stage(Protocol):
-    """One step from input folders to an output folder.
-
-    Attributes:
-        name: verb; also the folder of its artifacts in the store.
-        version: raised when the same inputs should produce different bytes.
-        libraries: distributions whose version determines the bytes.
-        needs: packages that must be importable when the stage runs.
-        measures: whether it measures; then it runs every time, and finished results are kept whatever stops it.
-        writes: what its output is, in names of folders and in the last lines of a run.
-    """
+    """One step from input folders to an output folder."""
 
     @property
     def name(self) -> str:
-        """See the class."""
+        """Verb; also the folder of its artifacts in the store."""
 
     @property
     def version(self) -> str:
-        """See the class."""
+        """Raised when the same inputs should produce different bytes."""
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """See the class."""
+        """Distributions whose version determines the bytes."""
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """See the class."""
+        """Packages that must be importable when the stage runs."""
 
     @property
     def measures(self) -> bool:
-        """See the class."""
+        """Whether it measures; then it runs every time, and finished results are kept whatever stops it."""
 
     @property
     def writes(self) -> str:
-        """See the class."""
+        """What its output is, in names of folders and in the last lines of a run."""
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that determine the bytes, and no others, as JSON."""
