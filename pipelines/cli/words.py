@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 from pipelines.cli.commands import COMMANDS
-from pipelines.domain.errors import Fault, UserError, did_you_mean
+from pipelines.domain.errors import Fault, UserError, did_you_mean, refuse
 from pipelines.settings.groups import choices, groups
 
 USUAL = ("quant", "model", "engine", "hardware", "workload", "parallel")
@@ -55,8 +55,7 @@ def overrides_of(command: str, words: Sequence[str]) -> list[str]:
         else:
             faults.append(fault)
         del rest[:count]
-    if faults:
-        raise UserError.of(faults)
+    refuse(faults)
     return overrides
 
 

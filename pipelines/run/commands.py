@@ -123,11 +123,9 @@ def _refuse_unfit(folder: Path) -> None:
     from triton_repo.check import check_repository
 
     if read_repository(folder).gpu:
-        faults = check_repository(folder) or fit_faults(folder / ENGINE_DIR)
+        refuse(check_repository(folder) or fit_faults(folder / ENGINE_DIR))
     else:
-        faults = check_repository(folder, running_version=runtime_version)
-    if faults:
-        raise UserError.of(faults)
+        refuse(check_repository(folder, running_version=runtime_version))
 
 
 def benchmark(overrides: Sequence[str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import refuse
 from pipelines.host.disk import disk_errors
 from pipelines.host.files import write_json
 from pipelines.host.screen import ScreenProgress, say, warn, wrapped
@@ -34,8 +34,7 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> FinishedRu
     Raises:
         UserError: this machine cannot run it, or a stage found a fault in its input.
     """
-    if plan.refusals:
-        raise UserError.of(plan.refusals)
+    refuse(plan.refusals)
     runs, config = plan.settings.paths.runs, as_yaml(plan.settings)
     with run_folder(plan.command, runs, config, overrides) as folder, disk_errors("The run", store.root):
         for note in (f"engine: {plan.deployment.engine.name} ({plan.reason})", *plan.notes):

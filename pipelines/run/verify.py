@@ -10,7 +10,7 @@ from pathlib import Path
 from pipelines.checkpoint.describe import describe, render
 from pipelines.checkpoint.verify import verify as checkpoint_faults
 from pipelines.document.show import count
-from pipelines.domain.errors import UserError, collecting
+from pipelines.domain.errors import UserError, collecting, refuse
 from pipelines.domain.units import show_bytes
 from pipelines.host.disk import why_no_folder
 from pipelines.host.machine import gather
@@ -41,8 +41,7 @@ def verify(overrides: Sequence[str]) -> int:
         alone = Manifests({folder: read_manifest(folder)}, faults=())
         sys.stdout.write(f"{_checked(alone, store)}\n")
     if not has_manifest or (folder / "rank0.safetensors").is_file():
-        if faults := checkpoint_faults(folder):
-            raise UserError.of(faults)
+        refuse(checkpoint_faults(folder))
         sys.stdout.write(f"{render(describe(folder))}\n")
     sys.stdout.write("verified: no faults found\n")
     return 0
@@ -68,8 +67,7 @@ def _checked(manifests: Manifests, store: Store) -> str:
                     warn(f"{folder} has {count(len(added), 'file')} that its manifest does not list: {named}.")
                 check_files(folder, manifest, partial(store.hashes.from_disk, advance=advance))
     store.hashes.save()
-    if faults:
-        raise UserError.of(faults)
+    refuse(faults)
     artifacts = f"{count(len(manifests.whole), 'artifact')}, " if len(manifests.whole) > 1 else ""
     return f"{artifacts}{count(len(entries), 'file')}, {show_bytes(total)}, each byte as its manifest says"
 

@@ -25,7 +25,7 @@ from hydra.plugins.completion_plugin import CompletionPlugin
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipelines.domain.errors import Fault, UserError, did_you_mean
+from pipelines.domain.errors import Fault, UserError, did_you_mean, refuse
 from pipelines.settings.base import FOLDERS, OptionTable, at, keys_of
 from pipelines.settings.former import former
 from pipelines.settings.groups import CONF, choices, config_folders, groups
@@ -69,8 +69,8 @@ def compose_config(overrides: Sequence[str]) -> Any:
     if not all(KEY.match(text) for text in overrides):
         raise UserError.of(diagnose(overrides))
     keys = [(text, text.partition("=")[0].lstrip("+")) for text in overrides if "=[" in text]
-    if faults := [_list_fault(text, key) for text, key in keys if key in groups()]:
-        raise UserError.of(faults)  # Hydra would merge the choices, the last one on top
+    # Hydra would merge the choices, the last one on top
+    refuse(_list_fault(text, key) for text, key in keys if key in groups())
     try:
         with hydra_on_conf():
             return compose("config", overrides=list(overrides))
@@ -85,8 +85,8 @@ def to_raw(config: Any) -> dict[str, Any]:
         UserError: a required value is missing, or an interpolation fails.
     """
     try:
-        if missing := sorted(OmegaConf.missing_keys(config)):
-            raise UserError.of([Fault(f"{key} must be given.", todo=f"Add {key}=...") for key in missing])
+        missing = sorted(OmegaConf.missing_keys(config))
+        refuse(Fault(f"{key} must be given.", todo=f"Add {key}=...") for key in missing)
         raw: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
         return raw
     except OmegaConfBaseException as error:

@@ -19,7 +19,7 @@ from pipelines.compress.config import (
 )
 from pipelines.deploy.config import ClusterSettings, ImageSettings, ManifestSettings, MigrateSettings
 from pipelines.doctor.config import DoctorSettings
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault, refuse
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.variant import Variant
 from pipelines.engines.config import EngineSettings, HardwareSettings, RuntimeSettings
@@ -195,6 +195,5 @@ def _with_options_of_file(settings: Settings) -> Settings:
             continue
         values = group.model_dump(exclude_unset=True) | {own.field: own.value(value)}
         groups[own.group] = type(group).judged(values, f"{own.group}.")
-    if faults:
-        raise UserError.of(faults)
+    refuse(faults)
     return settings.model_copy(update=groups)

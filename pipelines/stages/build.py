@@ -9,7 +9,7 @@ from typing import Any
 
 from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.checkpoint.verify import verify
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import refuse
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_bytes
 from pipelines.engines.port import BuildLimits, OnGpu, without_table
@@ -68,8 +68,8 @@ class Build:
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Verify the checkpoint, then build."""
         checkpoint = inputs.get("converted") or inputs["checkpoint"]
-        if "checkpoint" in inputs and (faults := verify(checkpoint)):
-            raise UserError.of(faults)
+        if "checkpoint" in inputs:
+            refuse(verify(checkpoint))
         limits = limits_for(self.build, CheckpointConfig.load(checkpoint))
         options = dict(self.options) if self.on_gpu is None else {"build": self.build, "on_gpu": self.on_gpu}
         facts = open_engine(self.engine, **options).build(checkpoint, limits, out_dir, progress)
