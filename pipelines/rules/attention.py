@@ -214,8 +214,7 @@ RULES = (
         topic="Limits",
         when=lambda d: not d.chunked_context and d.build.max_num_tokens < d.build.max_input_len,
         failed="build.max_num_tokens={d.build.max_num_tokens} is less than max_input_len={d.build.max_input_len}:"
-        " without"
-        " chunked context a prompt must fit one iteration.",
+        " without chunked context a prompt must fit one iteration.",
         todo="Set build.max_num_tokens={d.build.max_input_len} or more, lower build.max_input_len, or set"
         " runtime.enable_chunked_context=true.",
         source=f"{SCHEDULER}; issues #2702, #2717",

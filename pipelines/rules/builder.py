@@ -150,8 +150,7 @@ RULES = (
     plugin_rule(
         name="context-logits-without-drafts",
         when=_gathers,
-        failed="{key}=true cannot be combined with max_draft_len={d.build.max_draft_len}: an engine"
-        " that checks drafts"
+        failed="{key}=true cannot be combined with max_draft_len={d.build.max_draft_len}: an engine that checks drafts"
         " cannot return the logits of the prompt.",
         todo="Set {key}=false, or speculative=none.",
         source=COMMAND,
@@ -217,8 +216,7 @@ RULES = (
             d.qformat is not QFormat.NVFP4 and (d.build.gemm_plugin == "nvfp4" or d.build["fuse_fp4_quant"] == "enable")
         ),
         failed="build.gemm_plugin={d.build.gemm_plugin} and fuse_fp4_quant={d.build[fuse_fp4_quant]} are for NVFP4;"
-        " given"
-        " is quant={d.qformat}.",
+        " given is quant={d.qformat}.",
         todo="Remove them{quants:, or choose }.",
         source=PLUGIN,
     ),
@@ -270,8 +268,7 @@ RULES = (
             and (d.qformat is not QFormat.FP8 or "user_buffer" not in known(d.shape).family.features)
         ),
         failed=f"build.user_buffer=enable supports only {either(titles('user_buffer'))} in FP8;"
-        " given are {d.shape.architecture} and"
-        " quant={d.qformat}.",
+        " given are {d.shape.architecture} and quant={d.qformat}.",
         todo="Set build.user_buffer=disable.",
         source=f"{FP8_GUIDE}; {PLUGIN}",
     ),
@@ -321,8 +318,7 @@ RULES = (
         name="sparse-kernels-without-plugin",
         when=lambda d: d.build.weight_sparsity and d.build.gemm_plugin != "disable",
         failed="build.weight_sparsity=true needs gemm_plugin=disable, given '{d.build.gemm_plugin}': the plugin's"
-        " kernels"
-        " are dense.",
+        " kernels are dense.",
         todo="Set build.gemm_plugin=disable.",
         source="NVIDIA/Model-Optimizer issue #1974",
     ),

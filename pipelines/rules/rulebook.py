@@ -176,8 +176,7 @@ SERVING_RULES = (
         engines=GPU,
         when=lambda d: d.triton.batching_strategy in ("V1", "v1") and (d.chunked_context or d.speculation != "none"),
         failed="triton.batching_strategy={d.triton.batching_strategy} is static batching; chunked context and"
-        " speculative"
-        " decoding need in-flight batching.",
+        " speculative decoding need in-flight batching.",
         todo="Set triton.batching_strategy=inflight_fused_batching.",
         source=TEMPLATES,
     ),

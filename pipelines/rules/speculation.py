@@ -120,8 +120,7 @@ RULES = (
         name="server-and-engine-speculate-alike",
         when=_wrong_decoding,
         failed="triton.decoding_mode={d.triton.decoding_mode} cannot be combined with an engine of"
-        " speculative_decoding_mode="
-        "{d.build.speculative_decoding_mode}.",
+        " speculative_decoding_mode={d.build.speculative_decoding_mode}.",
         allowed="For this engine: triton.decoding_mode={wanted}.",
         source=f"{SPECULATIVE}; {BACKEND}",
     ),
@@ -229,8 +228,7 @@ RULES = (
         severity=Severity.WARN,
         when=lambda d: bool(d.pickled_heads) and [{"names": listed(d.pickled_heads)}],
         failed="speculative.heads_path has pickled weights ({names}), which can run code when TensorRT-LLM's script"
-        " loads"
-        " them.",
+        " loads them.",
         todo="Use only heads that you trust.",
         source=f"{MEDUSA}; pickle module of Python: security",
     ),

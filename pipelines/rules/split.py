@@ -206,8 +206,7 @@ RULES = (
         name="gemma-has-no-pipeline",
         when=lambda d: known(d.shape).family.head_is_embedding and d.build.pp_size > 1,
         failed="pp_size={d.build.pp_size} does not work with {d.shape.architecture}: its embedding is also its head,"
-        " and"
-        " both ends of a pipeline would need it.",
+        " and both ends of a pipeline would need it.",
         todo="Set pp_size=1 and split with tp_size.",
         source=f"{GEMMA_CONVERT}: no pipeline parallelism",
     ),
