@@ -216,11 +216,7 @@ def program() -> None:
 
 
 def _without_make(root: Path) -> dict[str, str]:
-    """Return what to type for each "make NAME" if this was not started by make; nothing in the checkout's folder.
-
-    Args:
-        root: the checkout that has the package, if there is one.
-    """
+    """Return what to type for each "make NAME" if this was not started by make; nothing in `root`, the checkout."""
     here, ours = Path("Makefile"), root / "Makefile"
     installed = not ours.is_file()
     if not installed and here.is_file() and here.samefile(ours):

@@ -20,7 +20,7 @@ from pipelines.rules.split import (
     SPECULATIVE,
     TREES,
 )
-from pipelines.settings.features import lookahead_draft_len, tree_nodes
+from pipelines.settings.features import HEADS, lookahead_draft_len, tree_nodes
 
 TOPIC = "Speculative decoding"
 DECODING = {
@@ -30,7 +30,6 @@ DECODING = {
     "lookahead_decoding": "lookahead",
 }
 """build.speculative_decoding_mode -> triton.decoding_mode; draft tokens from elsewhere need no mode."""
-HEADS = ("medusa", "redrafter", "eagle")
 MANY_TOKENS = 0.5
 
 

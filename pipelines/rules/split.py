@@ -50,7 +50,6 @@ LLM_ARGS = "tensorrt_llm/llmapi/llm_args.py@029c15c"
 LLM_MODEL = "triton_backend/all_models/llmapi/tensorrt_llm/config.pbtxt@c8c6df0"
 MODELOPT = "NVIDIA/Model-Optimizer modelopt/torch/export (0.37.0)"
 ROPE = "tensorrt_llm/functional.py (1.2): RopeEmbeddingUtils.create_sinusoidal_positions_for_attention_plugin"
-OPENVINO = "openvinotoolkit/openvino.genai SchedulerConfig (2026.4)"
 
 TOPIC = "Sizes and ranks"
 INPUT_SPLIT = ("attention.dense", "mlp.proj")

@@ -77,11 +77,7 @@ def _texts(value: object) -> Iterator[str | Path]:
 
 
 def _check_text(text: str | Path) -> None:
-    """Refuse an address with a password, which would be shown and stored, and a path that no file system takes.
-
-    Raises:
-        ValueError: it is one.
-    """
+    """Refuse an address with a password, which would be shown and stored, and a path that no file system takes."""
     if isinstance(text, Path):
         _check_path(text)
     if (hidden := masked(str(text))) != str(text):
@@ -93,11 +89,7 @@ def _check_text(text: str | Path) -> None:
 
 
 def _at_home(value: Any) -> Any:
-    """Return a value whose paths, also in lists and mappings, have the home folder in place of `~`.
-
-    Raises:
-        ValueError: a path begins with the home of a user whom this machine does not know.
-    """
+    """Return a value whose paths, also in lists and mappings, have the home folder in place of `~`."""
     if isinstance(value, Path):
         try:
             return value.expanduser()
@@ -113,11 +105,7 @@ LONGEST_NAME, LONGEST_PATH = 255, 4095
 
 
 def _check_path(path: Path) -> None:
-    """Refuse a path that no file system takes.
-
-    Raises:
-        ValueError: it or a name in it is too long.
-    """
+    """Refuse a path that is too long for a file system, or has such a name in it."""
     longest = max(path.parts, key=lambda part: len(os.fsencode(part)), default="")
     for most, text in ((LONGEST_NAME, longest), (LONGEST_PATH, str(path))):
         if (size := len(os.fsencode(text))) > most:

@@ -74,15 +74,9 @@ def own_presets(overrides: Sequence[str]) -> dict[Path, dict[str, Any]]:
 
 
 def _choices_of(file: Path, content: Mapping[str, Any], own: str = "") -> list[tuple[str, str]]:
-    """Return group and name of what the defaults list of a file chooses.
+    """Return group and name of what the defaults list of a file chooses; `own` is the group of a preset.
 
-    Args:
-        file: for the message.
-        content: of the file.
-        own: group of a preset; empty for the project's file.
-
-    Raises:
-        UserError: there is no such choice, or Hydra would look for it elsewhere.
+    A choice that does not exist, or that Hydra would look for elsewhere, is refused.
     """
     chosen = []
     for entry in content.get("defaults") or ():

@@ -176,11 +176,7 @@ def validate(raw: Mapping[str, Any]) -> Settings:
 
 
 def _with_options_of_file(settings: Settings) -> Settings:
-    """Return the settings with those values of `llm_api.file` that are settings here, which count as given.
-
-    Raises:
-        UserError: another value is given for one of them.
-    """
+    """Return the settings with those values of `llm_api.file` that are settings here, which count as given."""
     faults, groups = list[Fault](), dict[str, Any]()
     for option, value in flat(settings.llm_api.of_file).items():
         own = OWN_SETTINGS.get(option)

@@ -104,7 +104,7 @@ class Evaluate:
         """Load the engine and ask it every question."""
         spec = _engine_spec(self.eval, inputs, self.engine, inputs["engine"])
         with open_engine(self.engine, **all_options(self.options)).open(inputs["engine"]) as session:
-            return _evaluated(self, session, spec, inputs, out_dir, progress, self.variant, self.engine, self.warns)
+            return _evaluated(self, session, spec, inputs, out_dir, progress, self.variant, self.engine)
 
 
 KEY = 16
@@ -204,7 +204,7 @@ class EvaluateReference:
 
         model = ReferenceModel(inputs["model"], self.device)
         spec = _spec_of(self.eval, inputs["dataset"], self.max_length or model.max_position_embeddings)
-        return _evaluated(self, model, spec, inputs, out_dir, progress, REFERENCE, "transformers", self.warns)
+        return _evaluated(self, model, spec, inputs, out_dir, progress, REFERENCE, "transformers")
 
 
 @dataclass(frozen=True)
@@ -229,6 +229,7 @@ class EvaluateServed:
     name = "served"
     version = "1"
     measures = True
+    warns = False
     writes = "accuracy"
     headline = staticmethod(accuracy_headline)
     libraries: tuple[str, ...] = ("transformers", "lm-eval", "tokenizers")
@@ -257,15 +258,13 @@ class EvaluateServed:
         out_dir: Path,
         progress: Progress,
         labels: tuple[str, str],
-        *,
-        warns: bool = False,
     ) -> dict[str, Any]:
         server = server_of(settings, identity, self.answers / f"{self.model}-{self.eval.task}", progress)
         # The server computes the last token of a choice too, which an engine only predicts, and one more.
         positions = json.loads((inputs["model"] / "config.json").read_text())["max_position_embeddings"]
         longest = (self.max_length or int(positions)) - 2
         spec = _spec_of(self.eval, inputs["dataset"], longest, self.max_prompt)
-        facts = _evaluated(self, server, spec, inputs, out_dir, progress, *labels, warns)
+        facts = _evaluated(self, server, spec, inputs, out_dir, progress, *labels)
         server.answers.remove()
         return facts
 
@@ -294,7 +293,7 @@ class EvaluateByTrtllmServe(EvaluateServed):
         with trtllm_serve(inputs["repository"], self.serving, self.logs, progress) as server:
             settings, labels = self.eval.model_copy(update={"url": server.url}), (self.variant, LLM_API.name)
             try:
-                return self._ask(settings, identity, inputs, out_dir, progress, labels, warns=self.warns)
+                return self._ask(settings, identity, inputs, out_dir, progress, labels)
             except UserError:
                 server.check(wait_s=1)  # of one that ended, the reason counts
                 raise
@@ -332,11 +331,10 @@ def _evaluated(
     progress: Progress,
     qformat: str,
     engine: str,
-    warns: bool = False,
 ) -> dict[str, Any]:
     from eval.harness import evaluate  # imports lm-eval
 
-    criteria = Criteria.of(stage.eval) if warns else None
+    criteria = Criteria.of(stage.eval) if stage.warns else None
     labels = {"model": stage.model, "qformat": qformat, "engine": engine}
     result = evaluate(session, inputs["model"], spec, progress, export_to=out_dir, criteria=criteria, **labels)
     return _kept(result, stage.eval, out_dir)
