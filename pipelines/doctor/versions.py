@@ -25,9 +25,8 @@ from pipelines.engines.tensorrt_llm.releases import (
     numbers,
     release_for,
 )
-from pipelines.host import screen
 from pipelines.host.machine import GpuFacts, Machine, library_versions
-from pipelines.host.screen import table, wrapped
+from pipelines.host.screen import coloured, table, wrapped
 from pipelines.predict.performance.gpus import row_of
 from pipelines.serving.config import ServingSettings
 from pipelines.serving.locate import locate
@@ -146,7 +145,7 @@ def _cuda_version() -> str:
 # Render a diagnosis for a terminal of 60 columns or more.
 
 MARKS = {"ok": "ok", "note": "--", "bad": "!!"}
-COLOURS = {"ok": "\033[32m", "note": "\033[33m", "bad": "\033[31m"}
+COLOURS = {"ok": "32", "note": "33", "bad": "31"}
 HEADINGS = {qformat.value: spec.heading for qformat, spec in FORMATS.items()}
 WORDS = re.compile(r"\d+(?:\.\d+)?(?: [KMGT]iB)?|\w+|\W")
 """Splits a reason into words and what is between them; a size and its unit are one word."""
@@ -154,10 +153,9 @@ WORDS = re.compile(r"\d+(?:\.\d+)?(?: [KMGT]iB)?|\w+|\W")
 
 def render(diagnosis: Diagnosis) -> str:
     """Render the whole page."""
-    colour = screen.has_colour(sys.stdout)
     lines: list[str] = []
     for title, findings in diagnosis.sections.items():
-        lines += [title, *_findings(findings, colour=colour), ""]
+        lines += [title, *_findings(findings), ""]
     for engine, judged in groupby(diagnosis.verdicts, key=lambda verdict: verdict.engine):
         lines += [f"engine={engine}", *_verdicts(list(judged)), ""]
     broken = [
@@ -167,13 +165,13 @@ def render(diagnosis: Diagnosis) -> str:
     return "\n".join([*lines, wrapped(f"The configured pipeline {head}"), *broken]) + "\n"
 
 
-def _findings(findings: list[ProbeResult], *, colour: bool) -> list[str]:
+def _findings(findings: list[ProbeResult]) -> list[str]:
     column = max(len(finding.name) for finding in findings)
     lines = []
     for finding in findings:
         mark = MARKS[finding.status]
         line = wrapped(f"  {mark} {finding.name:<{column}}  {finding.value}", column + 7)
-        lines.append(line.replace(mark, f"{COLOURS[finding.status]}{mark}\033[0m", 1) if colour else line)
+        lines.append(coloured(line, mark, COLOURS[finding.status], sys.stdout))
         lines += [wrapped(" " * (column + 7) + f"-> {finding.todo}", column + 7)] if finding.todo else []
     return lines
 

@@ -189,27 +189,27 @@ STYLES = {"error": "1;31", "warning": "33"}
 """ANSI codes: bold red, yellow."""
 
 
-def styled(word: str, stream: TextIO) -> str:
-    """Colour a word of `STYLES` where the stream takes colours."""
-    return f"\x1b[{STYLES[word]}m{word}\x1b[0m" if has_colour(stream) else word
+def coloured(text: str, word: str, code: str, stream: TextIO) -> str:
+    """Colour the first place of a word in a text, on a terminal for which NO_COLOR is not set (no-color.org)."""
+    plain = not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if plain else text.replace(word, f"\x1b[{code}m{word}\x1b[0m", 1)
 
 
-def has_colour(stream: TextIO) -> bool:
-    """Return whether to write colours: the stream is a terminal and NO_COLOR is not set (no-color.org)."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def labelled(word: str, text: str, stream: TextIO) -> str:
+    """Return a paragraph that begins with a word of `STYLES`, for a stream."""
+    return coloured(wrapped(f"{word}: {text}", len(f"{word}: ")), word, STYLES[word], stream)
 
 
 def complain(text: str, word: Literal["error", "warning"] = "error", command: Sequence[str] = ()) -> None:
     """Print an error or a warning as its own paragraph on standard error, and below it a command that helps."""
-    indent = len(f"{word}: ")
-    lines = [wrapped(f"{word}: {masked(text)}", indent).replace(word, styled(word, sys.stderr), 1)]
-    lines += command_lines([shlex.quote(each) for each in command], indent)
+    lines = [labelled(word, masked(text), sys.stderr)]
+    lines += command_lines([shlex.quote(each) for each in command], len(f"{word}: "))
     sys.stderr.write("\n".join(lines) + "\n")
 
 
 def warn(text: str) -> None:
     """Print a warning about the work that follows, and keep it in the run's log."""
-    sys.stdout.write(wrapped(f"warning: {text}", 9).replace("warning", styled("warning", sys.stdout), 1) + "\n")
+    sys.stdout.write(labelled("warning", text, sys.stdout) + "\n")
     sys.stdout.flush()
     log.info("warning: %s", text)
 

@@ -20,9 +20,8 @@ from pipelines.document.show import count
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.units import show_seconds
-from pipelines.host import screen
 from pipelines.host.disk import relative_to_cwd
-from pipelines.host.screen import table, wrapped
+from pipelines.host.screen import labelled, table, wrapped
 from pipelines.plan.needs import needs
 from pipelines.plan.plan import Plan
 from pipelines.run.gpu_commands import gpu_commands
@@ -98,10 +97,7 @@ def plan_text(plan: Plan, overrides: Sequence[str] = ()) -> str:
     if plan.deployment.shape is not None:
         lines.append(f"model:  {plan.settings.model.label}, {plan.deployment.shape.num_params / 1e6:,.1f} M parameters")
     lines += [wrapped(note, 8) for note in plan.notes]
-    lines += [
-        wrapped(f"warning: {warning}", 9).replace("warning", screen.styled("warning", sys.stdout), 1)
-        for warning in plan.warnings
-    ]
+    lines += [labelled("warning", str(warning), sys.stdout) for warning in plan.warnings]
     lines.append("")
     width = max(len(step.node.id) for step in plan.steps)
     for step in plan.steps:
