@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -233,9 +233,7 @@ def _dynamo_files(deployed: ClusterDeployment) -> dict[str, str]:
     """Return the files for Dynamo's operator, which makes Services and everything else of the graph."""
     further, claim = dynamo.option_files(deployed), pods.claim(deployed)
     things = {**({"claim": claim} if claim else {}), "graph": dynamo.graph(deployed)}
-    about = _kustomization(f"{name}.yaml" for name in things)
-    if deployed.settings.namespace:
-        about["namespace"] = deployed.settings.namespace
+    about = _kustomization((f"{name}.yaml" for name in things), deployed.settings.namespace)
     about["configMapGenerator"] = [{"name": pods.options_name(deployed), "files": sorted(further)}]
     about["generatorOptions"] = {"disableNameSuffixHash": True}
     texts = {f"{name}.yaml": _text(thing) for name, thing in things.items()} | further
@@ -260,9 +258,7 @@ def _workload(deployed: ClusterDeployment, kind: Kind) -> tuple[dict[str, Object
 
 def _overlay(deployed: ClusterDeployment, overlay: dict[str, Object], further: dict[str, str]) -> Object:
     resources = ["../../base", *(f"{name}.yaml" for name in sorted(overlay))]
-    made: Object = _kustomization(resources)
-    if deployed.settings.namespace:
-        made["namespace"] = deployed.settings.namespace
+    made = _kustomization(resources, deployed.settings.namespace)
     made["images"] = [_image(deployed.image_reference)]
     if deployed.served.llm_api is not None:  # the digest in the name starts new pods when the options change
         made["configMapGenerator"] = [{"name": pods.options_name(deployed), "files": sorted(further)}]
@@ -272,11 +268,12 @@ def _overlay(deployed: ClusterDeployment, overlay: dict[str, Object], further: d
     return made
 
 
-def _kustomization(resources: Any) -> Object:
+def _kustomization(resources: Iterable[str], namespace: str | None = None) -> Object:
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": list(resources),
+        **({"namespace": namespace} if namespace else {}),
     }
 
 

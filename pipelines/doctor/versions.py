@@ -252,8 +252,8 @@ def go_together(llm_api_image: str) -> list[ProbeResult]:
     names = {"TensorRT-LLM": "tensorrt_llm", "Triton": "containers", **COLUMNS, "CUDA": "cuda", "driver": "driver"}
     together = ", ".join(f"{name} {_stretch(engines[key])}" for name, key in names.items() if engines.get(key))
     here = whole["here"]
-    tried = {name: " and ".join(here[key]) for name, key in (("Python", "python"), ("ModelOpt", "modelopt"))}
-    tried["transformers"] = " and ".join(here["transformers"])
+    names_here = {"Python": "python", "ModelOpt": "modelopt", "transformers": "transformers"}
+    tried = {name: " and ".join(here[key]) for name, key in names_here.items()}
     in_triton = [tag for row in whole["releases"] if not row["engines"] for tag in row["containers"]]
     edge = ", ".join(f"{name.replace('_', '-')} {version}" for name, version in whole["edge"].items())
     return [

@@ -34,7 +34,6 @@ class Script:
         examples: that folder.
         options: of the script, without paths.
         places: option -> input whose folder it takes.
-        output: option that takes the output folder.
         architecture: of the checkpoint that the script writes; None if it writes none.
         ranks: of that checkpoint.
     """
@@ -45,7 +44,6 @@ class Script:
     examples: Path
     options: tuple[str, ...]
     places: tuple[tuple[str, str], ...]
-    output: str
     architecture: str | None = None
     ranks: int = 1
     version = "1"
@@ -61,7 +59,7 @@ class Script:
         """Return the command in parts, one option each."""
         options = [tuple(option.split("=", 1)) for option in self.options]
         folders = [(option, places[name]) for option, name in self.places]
-        return [("python3", str(self.examples / self.script)), *folders, (self.output, out_dir), *options]
+        return [("python3", str(self.examples / self.script)), *folders, ("--output_dir", out_dir), *options]
 
     def headline(self, facts: Mapping[str, Any]) -> str:
         """See `Stage`."""
@@ -127,7 +125,6 @@ def convert_heads(guess: SpeculativeSettings, tp_size: int, examples: Path) -> S
         examples=examples,
         options=(f"--dtype={HEADS_DTYPE}", f"--tp_size={tp_size}", f"--workers={tp_size}", *own),
         places=((MODEL_OPTION[guess.mode], "model"), (HEADS_OPTION[guess.mode], "heads")),
-        output="--output_dir",
         architecture=ARCHITECTURE[guess.mode],
         ranks=tp_size,
     )
@@ -145,5 +142,4 @@ def build_vision(images: MultimodalSettings, batch: int, examples: Path) -> Scri
         examples=examples,
         options=(f"--model_type={images.model_type}", f"--max_batch_size={batch}"),
         places=(("--model_path", "vision"),),
-        output="--output_dir",
     )
