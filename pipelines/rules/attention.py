@@ -5,13 +5,16 @@ from __future__ import annotations
 from functools import partial
 
 from pipelines.domain.formats import KvFormat, QFormat, rules_out_reuse
-from pipelines.rules.builder import longest
 from pipelines.rules.record import BUILT, CPU, GPU, Cases, DeploymentFacts, Rule, Severity, known, listed
 from pipelines.rules.split import BUILDER, COMMAND, PLUGIN, REUSE, SCHEDULER, TEMPLATES
 
 TOPIC = "KV cache and attention"
 FP8_ATTENTION = (QFormat.FP8, QFormat.W4A8_AWQ, QFormat.NVFP4)
 """Formats whose prompts can be attended to in FP8."""
+OUTGROWN = (
+    "{d.shape.architecture} was trained with an attention window of {d.shape.sliding_window} tokens, but sequences of"
+    " up to {d.longest} tokens would attend to all of them"
+)
 IN_FLIGHT = ("inflight_fused_batching", "inflight_batching")
 
 
@@ -31,26 +34,16 @@ def _switched_off(d: DeploymentFacts, option: str) -> Cases:
     return wanted(d) if d.build[option] == "disable" else ()
 
 
-def own_window(d: DeploymentFacts) -> Cases:
-    """Return the model's own window if sequences can grow longer than it."""
-    own, limit = known(d.shape).sliding_window, longest(d)
-    return [{"window": own, "limit": limit}] if own and limit is not None and limit > own else ()
-
-
-def _window_not_kept(d: DeploymentFacts) -> Cases:
-    return () if known(d.shape).family.states_window else own_window(d)
-
-
 def _own_window_unset(d: DeploymentFacts) -> Cases:
-    """Return the model's own window if the runtime is configured with another."""
-    if not known(d.shape).family.trtllm_build:
+    """Return the windows of the layers if the runtime is configured with others."""
+    if not known(d.shape).family.trtllm_build or not d.outgrows_window:
         return ()
     windows = d.triton.max_attention_window_size or ()
-    pattern = [min(window, longest(d) or window) for window in known(d.shape).windows]
+    pattern = [min(window, d.longest or window) for window in known(d.shape).windows]
     same = windows and all(
         windows[n % len(windows)] == pattern[n % len(pattern)] for n in range(len(windows) * len(pattern))
     )
-    return () if same else [{**case, "windows": listed(pattern)} for case in own_window(d)]
+    return () if same else [{"windows": listed(pattern)}]
 
 
 gpu_rule = partial(Rule, topic=TOPIC, engines=GPU)
@@ -59,9 +52,8 @@ RULES = (
         name="a-models-window-is-told",
         needs=("shape",),
         when=_own_window_unset,
-        failed="{d.shape.architecture} was trained with an attention window of {window} tokens, but sequences of up to"
-        " {limit} tokens would attend to all of them: a TensorRT-LLM checkpoint does not state the window.",
-        todo="Set triton.max_attention_window_size=[{windows}], or build.max_seq_len={window}.",
+        failed=f"{OUTGROWN}: a TensorRT-LLM checkpoint does not state the window.",
+        todo="Set triton.max_attention_window_size=[{windows}], or build.max_seq_len={d.shape.sliding_window}.",
         source=f"{TEMPLATES}; tensorrt_llm/models/llama/model.py",
     ),
     Rule(
@@ -69,10 +61,9 @@ RULES = (
         topic=TOPIC,
         engines=CPU,
         needs=("shape",),
-        when=_window_not_kept,
-        failed="{d.shape.architecture} was trained with an attention window of {window} tokens, but sequences of up to"
-        " {limit} tokens would attend to all of them with engine=openvino.",
-        todo="Set build.max_seq_len={window} or less.",
+        when=lambda d: d.outgrows_window and not known(d.shape).family.states_window,
+        failed=f"{OUTGROWN} with engine=openvino.",
+        todo="Set build.max_seq_len={d.shape.sliding_window} or less.",
         source="pipelines/engines/openvino/graph.py",
     ),
     Rule(

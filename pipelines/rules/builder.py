@@ -32,16 +32,6 @@ NO_SPEED_UP = "issues #1559, #1802, #1731, #1913, #2670; NVIDIA/Model-Optimizer 
 FP8_PLUGINS = ("gemm_swiglu_plugin", "low_latency_gemm_plugin", "low_latency_gemm_swiglu_plugin")
 
 
-def longest(d: DeploymentFacts) -> int | None:
-    """Return the length of the longest sequence, prompt and output together, in tokens."""
-    return d.build.max_seq_len or (d.shape.max_position_embeddings if d.shape else None)
-
-
-def _prompt_too_long(d: DeploymentFacts) -> Cases:
-    limit = longest(d)
-    return ({"limit": limit},) if limit is not None and d.build.max_input_len > limit else ()
-
-
 def _fp8_plugins(d: DeploymentFacts) -> Cases:
     plugins = [name for name in FP8_PLUGINS if d.build[name] == "fp8"]
     plugins += ["gemm_plugin"] if d.build.gemm_plugin == "fp8" else []
@@ -118,10 +108,10 @@ RULES = (
     ),
     limit_rule(
         name="prompt-longer-than-the-sequence",
-        when=_prompt_too_long,
-        failed="build.max_input_len={d.build.max_input_len} is more than max_seq_len={limit}, which counts prompt and"
-        " output together.",
-        todo="Set build.max_input_len={limit} or less.",
+        when=lambda d: d.build.max_input_len > (d.longest or d.build.max_input_len),
+        failed="build.max_input_len={d.build.max_input_len} is more than max_seq_len={d.longest}, which counts prompt"
+        " and output together.",
+        todo="Set build.max_input_len={d.longest} or less.",
         source=BUILDER,
     ),
     limit_rule(

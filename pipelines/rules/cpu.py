@@ -6,7 +6,6 @@ from functools import partial
 
 from pipelines.domain.formats import FORMATS, UNIFORM
 from pipelines.engines.openvino.memory import KV_BLOCK_TOKENS, least_window, nearest_window
-from pipelines.rules.builder import longest
 from pipelines.rules.record import CPU, Cases, DeploymentFacts, Rule, listed
 
 TOPIC = "CPU engine"
@@ -17,7 +16,7 @@ WINDOW = "pipelines/engines/openvino/memory.py: openvino_genai CacheEvictionConf
 def _window(d: DeploymentFacts) -> int:
     """Return the tokens of the window; 0 where every token is kept."""
     windows = d.triton.max_attention_window_size or ()
-    window, limit = (windows[0] if windows else 0), longest(d)
+    window, limit = (windows[0] if windows else 0), d.longest
     return 0 if limit is not None and window >= limit else window
 
 

@@ -11,7 +11,7 @@ from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.engines.tensorrt_llm.config import BuildSettings, key_of
 from pipelines.engines.tensorrt_llm.llm_api import Complaint, complaints, doubts, settings_in, split_fault, tuned_files
-from pipelines.rules.attention import own_window
+from pipelines.rules.attention import OUTGROWN
 from pipelines.rules.record import LLM_API, Cases, DeploymentFacts, Rule, Severity, either, known, listed
 from pipelines.rules.split import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT, uneven, uneven_rule
 
@@ -225,11 +225,9 @@ RULES = (
     rule(
         name="llm-api-leaves-out-windows-of-qwen",
         needs=("shape",),
-        when=lambda d: own_window(d) if known(d.shape).family.qwen_type else (),
-        failed="{d.shape.architecture} was trained with an attention window of {window} tokens, but sequences of up to"
-        " {limit} tokens would attend to all of them with engine=tensorrt_llm_llmapi: its PyTorch backend does not read"
-        " use_sliding_window.",
-        todo="Set build.max_seq_len={window}, or use engine=tensorrt_llm.",
+        when=lambda d: d.outgrows_window and bool(known(d.shape).family.qwen_type),
+        failed=f"{OUTGROWN} with engine=tensorrt_llm_llmapi: its PyTorch backend does not read use_sliding_window.",
+        todo="Set build.max_seq_len={d.shape.sliding_window}, or use engine=tensorrt_llm.",
         source="tensorrt_llm/_torch/models/modeling_qwen.py@047098b, modeling_qwen3.py: no attention_window_size",
     ),
     uneven_rule(

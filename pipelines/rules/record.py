@@ -111,6 +111,17 @@ class DeploymentFacts:
         return FORMATS[self.qformat].activation
 
     @property
+    def longest(self) -> int | None:
+        """Length of the longest sequence, prompt and output together, in tokens."""
+        return self.build.max_seq_len or (self.shape.max_position_embeddings if self.shape else None)
+
+    @property
+    def outgrows_window(self) -> bool:
+        """Whether sequences can grow longer than the model's own attention window."""
+        window = self.shape.sliding_window if self.shape else None
+        return bool(window and self.longest and self.longest > window)
+
+    @property
     def world_size(self) -> int:
         """Number of ranks, each with its own GPU."""
         return self.build.tp_size * self.build.pp_size

@@ -6,7 +6,6 @@ from functools import partial
 
 from pipelines.domain.families import titles
 from pipelines.domain.formats import QFormat
-from pipelines.rules.builder import longest
 from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, either, known, listed
 from pipelines.rules.split import (
     BACKEND,
@@ -163,8 +162,9 @@ RULES = (
     built_rule(
         name="a-draft-reaches-as-far",
         needs=("draft", "shape"),
-        when=lambda d: (longest(d) or 0) > known(d.draft).max_position_embeddings and [{"longest": longest(d)}],
-        failed="speculative.draft supports {d.draft.max_position_embeddings} tokens; {d.label} is built for {longest}.",
+        when=lambda d: (d.longest or 0) > known(d.draft).max_position_embeddings,
+        failed="speculative.draft supports {d.draft.max_position_embeddings} tokens; {d.label} is built for"
+        " {d.longest}.",
         todo="Set build.max_seq_len={d.draft.max_position_embeddings} or less.",
         source=DRAFT_TARGET,
     ),
