@@ -264,8 +264,7 @@ def _diagnose(deployment: Deployment) -> list[Node]:
     stage = Diagnose(
         diagnose,
         None if diagnose.given else quantized,
-        settings.eval.url,
-        settings.eval.model,
+        settings.eval,
         settings.serving,
         d.engine.name,
         d.engine.options_of(settings.engine),

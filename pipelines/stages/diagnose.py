@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from eval.config import EvalSettings
 from eval.diagnose.result import Place
 from pipelines.domain.progress import Progress
 from pipelines.engines.config import EngineOptions, all_options
@@ -35,8 +36,7 @@ class Diagnose:
     Attributes:
         asked: what is left out.
         quantize: what the checkpoint was made with; None if it was given.
-        url: server that runs already, OpenAI-compatible or grpc:// of Triton; None without.
-        served_model: its name there.
+        eval: where a server runs already, OpenAI-compatible or grpc:// of Triton, if there is one.
         options: the engine's own settings; None where it has none.
         logs: folder for the server's log.
         runs_here: whether the engine gives logits, and so can be compared here.
@@ -45,8 +45,7 @@ class Diagnose:
 
     asked: DiagnoseSettings
     quantize: Quantize | None
-    url: str | None
-    served_model: str | None
+    eval: EvalSettings
     serving: ServingSettings
     engine: str
     options: EngineOptions | None
@@ -68,8 +67,8 @@ class Diagnose:
             **self.asked.model_dump(include={"serve", "simulate"}),
             "engine": self.engine,
             "options": all_options(self.options),
-            "url": self.url,
-            "served_model": self.served_model,
+            "url": self.eval.url,
+            "served_model": self.eval.model,
             "model": self.model,
             "variant": self.variant,
         }
@@ -85,7 +84,7 @@ class Diagnose:
         source, simulation = inputs.get("compressed", inputs["model"]), None
         if self.quantize is not None and not self._why_not_simulated:
             simulation = Simulation(self.quantize.spec, partial(self.quantize.simulate, inputs, source, progress))
-        served = self.url is not None or ("repository" in inputs and self.asked.serve)
+        served = self.eval.url is not None or ("repository" in inputs and self.asked.serve)
         deployment = DiagnosedFolders(
             model=inputs["model"],
             source=source,
@@ -123,9 +122,9 @@ class Diagnose:
         if not served:
             why = "diagnose.serve=false" if not self.asked.serve else "there is no repository and no eval.url"
             reasons |= {Place.TRITON: why, Place.OPENAI: why}
-        elif self.url is not None:
-            other = Place.OPENAI if self._asks_triton else Place.TRITON
-            reasons[other] = f"eval.url={self.url} is not one"
+        elif self.eval.url is not None:
+            other = Place.OPENAI if self.eval.asks_triton else Place.TRITON
+            reasons[other] = f"eval.url={self.eval.url} is not one"
         return {str(place): why for place, why in reasons.items()}
 
     @property
@@ -137,19 +136,15 @@ class Diagnose:
             return "diagnose.simulate=false"
         return self.quantize.why_not_simulated
 
-    @property
-    def _asks_triton(self) -> bool:
-        return self.url is not None and self.url.startswith("grpc://")
-
     def _serve(self, stack: ExitStack, inputs: Mapping[str, Path], progress: Progress) -> Servers:
         """Return where the given server is, or start Triton and the OpenAI-compatible service on the repository."""
         from eval.diagnose.servers import Servers
 
-        if self.url is not None and self._asks_triton:
-            text_model = self.served_model or "ensemble"
-            return Servers(urlsplit(self.url).netloc, None, text_model=text_model)
-        if self.url is not None:
-            return Servers(None, self.url, self.served_model or "")
+        if self.eval.url is not None and self.eval.asks_triton:
+            text_model = self.eval.model or "ensemble"
+            return Servers(urlsplit(self.eval.url).netloc, None, text_model=text_model)
+        if self.eval.url is not None:
+            return Servers(None, self.eval.url, self.eval.model or "")
         from pipelines.serving.frontend import OpenAiFrontend
 
         settings = self.serving.model_copy(update={"openai": True, "api_key": False})
