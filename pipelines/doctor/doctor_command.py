@@ -13,9 +13,6 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 import triton_repo
 from pipelines.compress.config import QuantSettings
@@ -36,7 +33,7 @@ from pipelines.plan import checks
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
-from pipelines.settings.groups import CONF, choices
+from pipelines.settings.groups import choices
 from pipelines.settings.model import ModelSettings
 from pipelines.settings.root import Settings
 from pipelines.store.sources import model_config
@@ -227,11 +224,11 @@ def judge_combinations(settings: Settings, machine: Machine) -> list[Combination
     """Judge all combinations, with the rest of the configuration as it is."""
     models = [load([f"model={name}"]) for name in choices("model") if name != "hub"]
     shapes = [(model, _shape(model.model)) for model in models]
-    quants = [QuantSettings.model_validate(_quant_file(name)) for name in choices("quant")]
+    quants = [load([f"quant={name}"]).quant for name in choices("quant")]
     quants.sort(key=lambda quant: list(QFormat).index(quant.qformat))
     usual = load([]).build
     return [
-        _judge(_seeing(settings, model, usual), machine, engine, model.model, shape, quant)
+        _judge(_combined(settings, model, usual, quant, engine), machine, engine, shape)
         for engine in ENGINES.values()
         for model, shape in shapes
         for quant in quants
@@ -239,25 +236,16 @@ def judge_combinations(settings: Settings, machine: Machine) -> list[Combination
 
 
 def _judge(
-    settings: Settings,
-    machine: Machine,
-    engine: EngineDescription,
-    model: ModelSettings,
-    shape: ModelShape | None,
-    quant: QuantSettings,
+    settings: Settings, machine: Machine, engine: EngineDescription, shape: ModelShape | None
 ) -> CombinationVerdict:
-    combination = settings.model_copy(
-        update={"model": model, "quant": quant, "engine": settings.engine.model_copy(update={"name": engine.setting})}
-    )
-
     def verdict(reason: str = "", todo: str = "") -> CombinationVerdict:
-        quant_name = quant.qformat.value
-        return CombinationVerdict(engine.setting, model.name, quant_name, works=not reason, reason=reason, todo=todo)
+        model, quant = settings.model.name, settings.quant.qformat.value
+        return CombinationVerdict(engine.setting, model, quant, works=not reason, reason=reason, todo=todo)
 
     if lacking := _missing(engine, machine, settings.build.tp_size * settings.build.pp_size):
         return verdict(*lacking)
     try:
-        faults = checks.check(Deployment(combination, "build", engine, machine, shape=shape)).faults
+        faults = checks.check(Deployment(settings, "build", engine, machine, shape=shape)).faults
     except UserError as error:
         faults = list(error.faults)
     return verdict(faults[0].message, f"{faults[0].allowed} {faults[0].todo}".strip()) if faults else verdict()
@@ -272,20 +260,17 @@ def _missing(engine: EngineDescription, machine: Machine, ranks: int) -> tuple[s
     return ("; ".join(lacks), todo) if lacks else None
 
 
-def _seeing(settings: Settings, chosen: Settings, usual: BuildSettings) -> Settings:
-    """Return the settings with the encoder and the limits that a chosen model brings, if it sees."""
+def _combined(
+    settings: Settings, chosen: Settings, usual: BuildSettings, quant: QuantSettings, engine: EngineDescription
+) -> Settings:
+    """Return the settings with a model, a format and an engine; a model that sees brings its encoder and limits."""
+    named = settings.engine.model_copy(update={"name": engine.setting})
+    combined = settings.model_copy(update={"model": chosen.model, "quant": quant, "engine": named})
     if chosen.multimodal.path is None:
-        return settings
+        return combined
     limits = {name: value for name, value in chosen.build if value != getattr(usual, name)}
     build = settings.build.model_copy(update=limits)
-    return settings.model_copy(update={"multimodal": chosen.multimodal, "build": build})
-
-
-def _quant_file(name: str) -> dict[str, Any]:
-    """Read one file under conf/quant, without the files it builds on, whose values have defaults of their own."""
-    raw: dict[str, Any] = yaml.safe_load((CONF / "quant" / f"{name}.yaml").read_text(encoding="utf-8"))
-    raw.pop("defaults", None)
-    return raw
+    return combined.model_copy(update={"multimodal": chosen.multimodal, "build": build})
 
 
 def _shape(model: ModelSettings) -> ModelShape | None:
