@@ -39,19 +39,9 @@ def overrides_from(environ: Mapping[str, str]) -> list[str]:
 
 def split_words(text: str) -> list[str]:
     r"""Undo make's escaping: blanks separate unless escaped, `\\x` is x, `$$` is `$`."""
-    words, word, inside, letters = [], "", False, iter(text)
-    for letter in letters:
-        if letter == "\\":
-            word, inside = word + next(letters, ""), True
-        elif letter in " \t\n":
-            if inside:
-                words.append(word)
-            word, inside = "", False
-        else:
-            word, inside = word + letter, True
-    if inside:
-        words.append(word)
-    return [item.replace("$$", "$") for item in words]
+    lexer = shlex.shlex(text, posix=True)
+    lexer.whitespace, lexer.whitespace_split, lexer.quotes, lexer.commenters = " \t\n", True, "", ""
+    return [word.replace("$$", "$") for word in lexer]
 
 
 # The texts of --help.

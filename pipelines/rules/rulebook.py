@@ -299,8 +299,6 @@ def check_checkpoint(
     positions: Rotary | None = None,
 ) -> list[Fault]:
     """Return what stops a model from being exported in a format and a split, for callers without a configuration."""
-    if tp_size < 1 or pp_size < 1:
-        return [Fault(f"tp_size={tp_size}, pp_size={pp_size} is not a valid split.", "Both are at least 1.")]
     build = BuildSettings(tp_size=tp_size, pp_size=pp_size, moe_ep_size=moe_ep_size, max_input_len=1, max_seq_len=1)
     deployment = DeploymentFacts(
         shape=shape,

@@ -82,7 +82,6 @@ def test_a_mix_breaks_what_one_of_its_candidates_breaks() -> None:
 @pytest.mark.parametrize(
     ("shape", "qformat", "options", "messages"),
     [
-        (LLAMA, QFormat.FP8, {"tp_size": 0}, ["tp_size=0, pp_size=1 is not a valid split"]),
         (
             LLAMA,
             QFormat.FP8,
