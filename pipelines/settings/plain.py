@@ -31,16 +31,15 @@ RESOLVERS: Mapping[str, Callable[..., Any]] = {
 }
 """What a value in conf/ can be computed with: `${product:${a.b},${c.d}}`."""
 
-KEY = r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+KEY = rf"{NAME.pattern}(?:\.{NAME.pattern})*"
 OVERRIDE = re.compile(rf"({KEY}(?:@{KEY})?)=(.+)")
 INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)")
 WORD = re.compile(r"[A-Za-z_/][A-Za-z0-9_./:-]*")
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-"""A value that is text to Hydra, unless it is one of these in some spelling."""
 NOT_TEXT = ("true", "false", "null", "nan", "inf")
+"""Words that are no text to Hydra, in any spelling."""
 CONSTANTS = {"true": True, "false": False, "null": None}
-CHOICE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 AS_IT_IS = re.compile(r"(?:\.{0,2}/)*[A-Za-z_][A-Za-z0-9_./:-]*")
 """Text that needs no quotes in an override, unless it is one of `NOT_TEXT`."""
 MISSING = "???"
@@ -244,7 +243,7 @@ class _Composition:
 
     def _read(self, folder: str, name: Any) -> tuple[bool, dict[str, Any]]:
         """Read a choice of conf/ or of the project: whether it sets keys of any group, and its content."""
-        if not isinstance(name, str) or not CHOICE.fullmatch(name):
+        if not isinstance(name, str) or not NAME.fullmatch(name):
             raise NotPlainError
         places = [root / folder / f"{name}.yaml" for root in (self.folders if folder else self.folders[:1])]
         try:
