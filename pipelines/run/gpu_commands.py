@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain
 
-from pipelines.engines.port import BuildLimits
 from pipelines.engines.registry import ServerBackend
 from pipelines.engines.tensorrt_llm.folder import BuildPaths, BuiltOn, command
 from pipelines.host.disk import relative_to_cwd
@@ -21,7 +20,7 @@ from pipelines.host.screen import CONTINUED, command_lines, wrapped
 from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.settings.plain import override
 from pipelines.stages import Stage
-from pipelines.stages.build import Build
+from pipelines.stages.build import Build, limits_for
 from pipelines.stages.evaluate import Evaluate, EvaluateSequentially
 from pipelines.stages.repository import WriteRepository
 from pipelines.stages.script import Script
@@ -172,13 +171,10 @@ class _ByHand:
         return _command(["make", "stage", *own, *self._words(), *more])
 
     def _build(self, step: PlannedStep, stage: Build, *, later: bool) -> Lines:
-        values = stage.build.model_dump(include={field.name for field in fields(BuildLimits)})
-        if values["max_seq_len"] is None and stage.longest is not None:
-            values["max_seq_len"] = stage.longest
         before = step.node.inputs.get("checkpoint", step.node.inputs.get("converted"))
         checkpoint = next(self._name(s) for s in self.plan.steps if s.node.id == before)
         places = BuildPaths(checkpoint, self._name(step), self._timing(stage, later=later), TIMING_CACHE)
-        return _option_lines(command(stage.build, BuildLimits(**values), places))
+        return _option_lines(command(stage.build, limits_for(stage.build, stage.longest), places))
 
     def _timing(self, stage: Build, *, later: bool) -> str | None:
         """Return the timing cache to start from: the one of the build before, or of this machine's builds."""

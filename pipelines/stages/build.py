@@ -70,15 +70,13 @@ class Build:
         checkpoint = inputs.get("converted") or inputs["checkpoint"]
         if "checkpoint" in inputs:
             refuse(verify(checkpoint))
-        limits = limits_for(self.build, CheckpointConfig.load(checkpoint))
+        limits = limits_for(self.build, CheckpointConfig.load(checkpoint).max_position_embeddings)
         options = dict(self.options) if self.on_gpu is None else {"build": self.build, "on_gpu": self.on_gpu}
         facts = open_engine(self.engine, **options).build(checkpoint, limits, out_dir, progress)
         predicted = {"memory_predicted": dict(self.predicted)} if self.predicted else {}
         return {"engine_bytes": facts.engine_bytes, **predicted, **facts.details}
 
 
-def limits_for(build: BuildSettings, config: CheckpointConfig) -> BuildLimits:
+def limits_for(build: BuildSettings, positions: int | None) -> BuildLimits:
     """Return the limits; max_seq_len defaults to the model's longest sequence, as in trtllm-build."""
-    values = build.model_dump(include=_LIMITS)
-    values["max_seq_len"] = build.max_seq_len or config.max_position_embeddings
-    return BuildLimits(**values)
+    return BuildLimits(**{**build.model_dump(include=_LIMITS), "max_seq_len": build.max_seq_len or positions})
