@@ -69,7 +69,7 @@ AFTER_THE_SERVICE_S = 20
 def route(deployed: ClusterDeployment) -> Object:
     """Make the HTTPRoute (Gateway API v1) that sends requests to this deployment, and the rest to the one beside it."""
     route_settings = deployed.settings.route
-    port = deployed.ports[FRONT]
+    port = deployed.serving.ports[FRONT]
     limit_s = deployed.serving.request_timeout_s + AFTER_THE_SERVICE_S
     backends = [{"name": deployed.name, "port": port, "weight": route_settings.weight}]
     if route_settings.beside is not None:
@@ -353,7 +353,7 @@ def _check_beside(deployed: ClusterDeployment) -> None:
     if beside == deployed.name:
         what = f"manifests.route.beside={deployed.name} is the name of this deployment."
         raise UserError(what, todo="Give the new version a name of its own: manifests.name=...")
-    port, file = deployed.ports[FRONT], settings.folder / beside / "base" / "service.yaml"
+    port, file = deployed.serving.ports[FRONT], settings.folder / beside / "base" / "service.yaml"
     stated = re.search(r"name: openai\n *port: (\d+)", file.read_text()) if file.is_file() else None
     if stated and int(stated[1]) != port:
         raise UserError(
@@ -480,7 +480,7 @@ def _say_next(deployed: ClusterDeployment, overlay: Path) -> None:
     if settings.route.name is not None:
         rest = ""
         if settings.route.beside and settings.route.weight < 100:
-            rest = f", the rest to {settings.route.beside}, to port {deployed.ports[FRONT]} of both"
+            rest = f", the rest to {settings.route.beside}, to port {deployed.serving.ports[FRONT]} of both"
         say(f"When it is ready: kubectl apply -f {relative_to_cwd(overlay.parent.parent / 'route.yaml')}")
         say(f"      sends {settings.route.weight} % of the requests here{rest}")
         if settings.route.beside and not (settings.folder / settings.route.beside).is_dir():

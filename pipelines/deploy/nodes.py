@@ -70,7 +70,7 @@ def mpirun_command(deployed: ClusterDeployment) -> list[str]:
     launch = server_command(
         Path("tritonserver"),
         deployed.opened,
-        deployed.ports,
+        deployed.serving.ports,
         repository=Path(REPOSITORY),
         shm_prefix="trtllm_pipelines_",
         ranks=Ranks(served.world_size),
@@ -115,7 +115,7 @@ def _front(deployed: ClusterDeployment) -> Object:
     made = container(deployed, "front")
     small = {"cpu": "1", "memory": FRONT_MEMORY}
     return made | {
-        "command": front_command("python3", deployed.opened, deployed.ports, REPOSITORY, deployed.slo),
+        "command": front_command("python3", deployed.opened, deployed.serving.ports, REPOSITORY, deployed.slo),
         "env": [*made["env"], *key_variable(deployed)],
         "ports": container_ports(deployed),
         "resources": {"requests": small, "limits": {"memory": FRONT_MEMORY}},

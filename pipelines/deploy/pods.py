@@ -88,15 +88,10 @@ class ClusterDeployment:
         return merged({"return_perf_metrics": True} if self.settings.pod_monitor else {}, self.served.llm_api)
 
     @property
-    def ports(self) -> dict[str, int]:
-        """Setting's name -> port inside the pod."""
-        return self.serving.ports
-
-    @property
     def exposed(self) -> dict[str, int]:
         """The ports that others can reach: that of the service in front of tritonserver, and only if asked for more."""
         more = self.serving.expose_triton and self.served.llm_api is None
-        return {name: port for name, port in self.ports.items() if name == FRONT or more}
+        return {name: port for name, port in self.serving.ports.items() if name == FRONT or more}
 
     @property
     def opened(self) -> ServingSettings:
@@ -202,7 +197,7 @@ def server_pod(deployed: ClusterDeployment) -> Object:
 def _trtllm_serve_pod(deployed: ClusterDeployment) -> Object:
     """Make the pod of trtllm-serve in NVIDIA's container; the checkpoint's paths start in the repository."""
     main = server_container(deployed)
-    command = ["trtllm-serve", CHECKPOINT_DIR, "--host", "0.0.0.0", "--port", str(deployed.ports[FRONT])]
+    command = ["trtllm-serve", CHECKPOINT_DIR, "--host", "0.0.0.0", "--port", str(deployed.serving.ports[FRONT])]
     main |= {
         "command": [*command, "--extra_llm_api_options", f"{OPTIONS_FOLDER}/{OPTIONS}"],
         "workingDir": REPOSITORY,
@@ -229,7 +224,7 @@ def serve_arguments(deployed: ClusterDeployment) -> list[str]:
     values = {
         "repository": REPOSITORY,
         "host": "0.0.0.0",
-        **deployed.ports,
+        **deployed.serving.ports,
         "startup_timeout_s": deployed.sizes.startup_limit_s,
         "drain_timeout_s": deployed.sizes.drain_s,
         **({"restarts": serving.restarts} if serving.restarts != ServingSettings().restarts else {}),
@@ -251,7 +246,7 @@ def serve_arguments(deployed: ClusterDeployment) -> list[str]:
 
 def server_container(deployed: ClusterDeployment) -> Object:
     """Make the container that answers requests, without its command."""
-    port = deployed.ports[FRONT]
+    port = deployed.serving.ports[FRONT]
     live, ready = (LIVE, READY) if deployed.served.llm_api is None else (HEALTH, HEALTH)
     main = container(deployed, "server")
     return {
