@@ -19,6 +19,7 @@ from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.domain.units import show_bytes, show_seconds
 from pipelines.engines.registry import with_setting
+from pipelines.engines.tensorrt_llm.llm_api import merged
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_folder
 from pipelines.host.machine import Machine, gather
@@ -104,7 +105,7 @@ def pod_monitor(deployed: ClusterDeployment) -> Object:
     """Tell Prometheus where to find the metrics of every server."""
     endpoint = {
         "port": FRONT.removesuffix("_port"),
-        "path": deployed.metrics_path,
+        "path": "/metrics" if deployed.served.llm_api is None else "/prometheus/metrics",
         "interval": SCRAPE_INTERVAL,
     }
     spec = {
@@ -204,13 +205,15 @@ def files(deployed: ClusterDeployment) -> dict[str, str]:
     kind = deployed.served.kind
     if deployed.settings.operator == "dynamo":
         return _dynamo_files(deployed)
+    # from metrics of this project's own service
+    has_alerts = deployed.settings.pod_monitor and deployed.slo.limits and deployed.served.llm_api is None
     base = {
         "service": service(deployed),
         "network-policy": network_policy(deployed),
         "disruption-budget": disruption_budget(deployed),
         **({"claim": claim} if (claim := pods.claim(deployed)) else {}),
         **({"pod-monitor": pod_monitor(deployed)} if deployed.settings.pod_monitor else {}),
-        **({"slo-rules": slo_rules(deployed)} if deployed.has_alerts else {}),
+        **({"slo-rules": slo_rules(deployed)} if has_alerts else {}),
         **({"autoscaler": autoscaler(deployed)} if deployed.autoscaled else {}),
     }
     overlay, further = _workload(deployed, kind)
@@ -244,8 +247,10 @@ def _dynamo_files(deployed: ClusterDeployment) -> dict[str, str]:
 def _workload(deployed: ClusterDeployment, kind: Kind) -> tuple[dict[str, Object], dict[str, str]]:
     """Return the workload's objects by file name, and the files that become a ConfigMap."""
     if kind != "multinode":
-        options = deployed.llm_api_options
-        further = {} if options is None else {OPTIONS: yaml.safe_dump(options, sort_keys=False)}
+        further: dict[str, str] = {}
+        if deployed.served.llm_api is not None:  # trtllm-serve collects metrics if they are scraped
+            metrics = {"return_perf_metrics": True} if deployed.settings.pod_monitor else {}
+            further[OPTIONS] = yaml.safe_dump(merged(metrics, deployed.served.llm_api), sort_keys=False)
         return {"deployment": workload_object(deployed, pods.server_pod(deployed))}, further
     further = {path.name: path.read_text(encoding="utf-8") for path in sorted(nodes.FILES.iterdir()) if path.is_file()}
     workload = nodes.leader_worker_set(deployed)

@@ -11,7 +11,6 @@ from pipelines.deploy.config import ClusterSettings, ImageSettings, ManifestSett
 from pipelines.deploy.containers import reference
 from pipelines.deploy.facts import PRE_STOP_S, PROBE_S, RepositoryFacts, Sizes, sizes
 from pipelines.domain.benchmark import NO_SLO, Slo
-from pipelines.engines.tensorrt_llm.llm_api import merged
 from pipelines.serving.config import API_KEY, ServingSettings
 from triton_repo.llmapi import CHECKPOINT_DIR, OPTIONS
 
@@ -69,23 +68,6 @@ class ClusterDeployment:
     def autoscaled(self) -> bool:
         """Whether an HPA decides the number of replicas, by metrics of this project's own service."""
         return self.settings.max_replicas > self.settings.replicas and self.served.llm_api is None
-
-    @property
-    def has_alerts(self) -> bool:
-        """Whether the SLO's alerts are written, from metrics of this project's own service."""
-        return self.settings.pod_monitor and bool(self.slo.limits) and self.served.llm_api is None
-
-    @property
-    def metrics_path(self) -> str:
-        """Where Prometheus finds the metrics."""
-        return "/metrics" if self.served.llm_api is None else "/prometheus/metrics"
-
-    @property
-    def llm_api_options(self) -> dict[str, Any] | None:
-        """The options of trtllm-serve, which collects metrics if they are scraped; None for Triton."""
-        if self.served.llm_api is None:
-            return None
-        return merged({"return_perf_metrics": True} if self.settings.pod_monitor else {}, self.served.llm_api)
 
     @property
     def exposed(self) -> dict[str, int]:
