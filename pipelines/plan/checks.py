@@ -34,9 +34,9 @@ from pipelines.plan.user_inputs import ENOUGH_TEXTS, calibrates
 from pipelines.predict.performance import gpus
 from pipelines.predict.performance.gpus import usable_bytes
 from pipelines.predict.performance.limits import request_tokens
-from pipelines.rules.record import BrokenRule, Severity
+from pipelines.rules.record import Alternatives, BrokenRule, Severity
+from pipelines.rules.rulebook import RULES, check_checkpoint, refused, warned
 from pipelines.rules.rulebook import check as check_table
-from pipelines.rules.rulebook import check_checkpoint, refused, refused_whatever_format, warned
 from pipelines.serving.locate import why_no_server
 from pipelines.serving.ports import port_faults
 from pipelines.serving.trtllm_serve import why_no_trtllm_serve
@@ -99,7 +99,7 @@ def check(d: Deployment) -> Checked:
     def allowed(change: str) -> bool:
         """Return whether a change breaks no rule besides those broken, and another format none on formats."""
         facts, broken = d.changed(change).tuned.facts, _refusing(findings)
-        least = refused_whatever_format(facts) & broken if "quant=" in change else broken
+        least = Alternatives(RULES, facts, "quant").whatever & broken if "quant=" in change else broken
         return _refusing(check_table(facts)) <= least
 
     _gpu_memory(d if d.engine.needs_gpu else d.limited, checked, allowed)

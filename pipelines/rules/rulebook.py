@@ -14,7 +14,6 @@ from pipelines.rules import attention, builder, cpu, edge, gpu, llmapi, lora, sp
 from pipelines.rules.record import (
     BUILT,
     GPU,
-    Alternatives,
     BrokenRule,
     Cases,
     DeploymentFacts,
@@ -270,11 +269,6 @@ RULES: tuple[Rule, ...] = (
 def check(deployment: DeploymentFacts) -> list[BrokenRule]:
     """Return every finding, all at once."""
     return judge(RULES, deployment)
-
-
-def refused_whatever_format(deployment: DeploymentFacts) -> set[str]:
-    """Return the names of the rules that refuse a deployment in every format of the weights."""
-    return Alternatives(RULES, deployment, "quant").whatever
 
 
 def refused(findings: list[BrokenRule]) -> list[Fault]:
