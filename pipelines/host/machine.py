@@ -200,15 +200,11 @@ def torch_device(machine: Machine) -> str:
 
 def library_versions(names: tuple[str, ...]) -> dict[str, str]:
     """Return the installed version of each distribution, "absent" where it is not installed."""
-    return {name: _version(name) for name in names}
-
-
-def _version(name: str) -> str:
-    return _version_on(tuple(sys.path), name)
+    return {name: _version(tuple(sys.path), name) for name in names}
 
 
 @cache  # a plan asks dozens of times, and each reading parses a file of some hundred lines
-def _version_on(_path: tuple[str, ...], name: str) -> str:
+def _version(_path: tuple[str, ...], name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

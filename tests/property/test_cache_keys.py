@@ -427,7 +427,7 @@ def test_a_changed_library_reruns_exactly_these_stages(start, library, expected,
     import pipelines.host.machine as machine
 
     real = machine._version
-    monkeypatch.setattr(machine, "_version", lambda name: "99" if name == library else real(name))
+    monkeypatch.setattr(machine, "_version", lambda path, name: "99" if name == library else real(path, name))
     assert changed(before, keys(start)) == expected
 
 

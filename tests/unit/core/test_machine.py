@@ -57,7 +57,7 @@ def test_the_engine_is_chosen_and_the_reason_said(wanted, here, name, reason):
     ],
 )
 def test_a_tensorrt_llm_without_engines_is_not_chosen(monkeypatch, version, name, reason):
-    monkeypatch.setattr(machine, "_version", lambda _name: version)
+    monkeypatch.setattr(machine, "_version", lambda _path, _name: version)
     assert (choose("auto", with_gpu()).engine.name, choose("auto", with_gpu()).reason) == (name, reason)
     assert any("no longer supports TensorRT engines" in lack for lack in lacks_for_tensorrt_engines(with_gpu())) == (
         name == "openvino"

@@ -39,7 +39,7 @@ def test_memory_that_this_machine_lacks_stops_a_run_and_not_a_plan(tmp_path, mon
     """A GPU that is named is planned for; what keeps it from running here is said beside the plan."""
     monkeypatch.setattr("pipelines.engines.registry.lacks_for_tensorrt_engines", lambda _machine: [])
     monkeypatch.setattr("pipelines.engines.registry.shutil.which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr("pipelines.host.machine._version", lambda _name: "1.2.1")
+    monkeypatch.setattr("pipelines.host.machine._version", lambda _path, _name: "1.2.1")
     words = ["experiment=llama_3_1_70b_h100_int4_awq_tp2"]
     (fault,) = plan(tmp_path, words, machine=with_gpu(memory_bytes=2**33)).not_here
     assert "llama_3_1_70b needs about" in fault.message

@@ -51,7 +51,9 @@ def test_no_gpu_and_a_broken_driver_have_their_reasons():
 
 def installed(monkeypatch, **found):
     """Pretend that these distributions are installed, and no others."""
-    monkeypatch.setattr("pipelines.host.machine._version", lambda name: found.get(name.replace("-", "_"), "absent"))
+    monkeypatch.setattr(
+        "pipelines.host.machine._version", lambda _path, name: found.get(name.replace("-", "_"), "absent")
+    )
 
 
 CONTAINER = {
