@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import Fault
-from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat, group_instead
+from pipelines.domain.formats import UNIFORM, KvFormat, QFormat, group_instead
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
 from pipelines.engines.tensorrt_llm.config import BuildSettings
@@ -104,11 +104,6 @@ class DeploymentFacts:
     tiled: bool = False
     rotary: Rotary | None = None
     llm_api: LlmApiOptions = field(default_factory=LlmApiOptions)
-
-    @property
-    def activation(self) -> str:
-        """Input type of the matrix products: "16bit", "fp8", "int8" or "fp4"."""
-        return FORMATS[self.qformat].activation
 
     @property
     def longest(self) -> int | None:
