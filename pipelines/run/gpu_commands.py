@@ -115,18 +115,13 @@ class _ByHand:
     def _repository(self) -> Iterator[Block]:
         for step in self.plan.steps:
             if isinstance(step.node.stage, WriteRepository) and not step.artifact:
+                several = BESIDE & step.node.inputs.keys()
                 built = next((s for s in self._inputs(step) if s.node.id == step.node.inputs["engine"]), None)
                 engine = []  # the override that serves the engine built by hand, where it is the only one
-                if (
-                    built
-                    and not built.artifact
-                    and _of_nvidia(built.node.stage)
-                    and not BESIDE & step.node.inputs.keys()
-                ):
+                if built and not built.artifact and _of_nvidia(built.node.stage) and not several:
                     engine = [override("engine.path", self._name(built))]
-                again = ", which builds its engines again: engine.path= names only one"
-                several = BESIDE & step.node.inputs.keys()
-                yield step.node.id + (again if several else ""), self._ours(step, *engine)
+                again = ", which builds its engines again: engine.path= names only one" if several else ""
+                yield step.node.id + again, self._ours(step, *engine)
 
     def _evaluated(self) -> Iterator[Block]:
         todo = [step for step in self.plan.steps if isinstance(step.node.stage, Evaluate) and not step.artifact]
