@@ -58,9 +58,8 @@ def probe_templates(folder: Path = TEMPLATES) -> list[ProbeResult]:
             theirs = set(PLACEHOLDER.findall(file.read_text(encoding="utf-8")))
         except OSError as error:
             if model != "multimodal_encoders":
-                results.append(
-                    ProbeResult("templates", f"{file}: {error.strerror}", "note", "Is this NVIDIA's container?")
-                )
+                text = f"{file}: {error.strerror}"
+                results.append(ProbeResult("templates", text, "note", "Is this NVIDIA's container?"))
             continue
         if more := theirs - set(ours):
             text = f"{model} takes {', '.join(sorted(more))}, unknown to this project"
@@ -191,30 +190,24 @@ def probe_processor(
 
 
 def _cores(machine: Machine, model: str, cgroup: Path) -> ProbeResult:
-    quota = cpu_quota(cgroup)
+    text, quota = f"{model}, {count(machine.cpu_count, 'core')}", cpu_quota(cgroup)
     if quota is not None and quota < machine.cpu_count:
-        return ProbeResult(
-            "processor",
-            f"{model}, {count(machine.cpu_count, 'core')}, of which this container may use {quota:g}",
-            "note",
-            "Set engine.openvino.num_threads to that, or give the container more.",
-        )
-    return ProbeResult("processor", f"{model}, {count(machine.cpu_count, 'core')}")
+        todo = "Set engine.openvino.num_threads to that, or give the container more."
+        return ProbeResult("processor", f"{text}, of which this container may use {quota:g}", "note", todo)
+    return ProbeResult("processor", text)
 
 
 def _features(fields: Mapping[str, str], cpuinfo: Path) -> ProbeResult:
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
     if not flags:
         return ProbeResult("features", f"unknown: {cpuinfo} does not say", "note")
-    names = list(dict.fromkeys(name for flag, name in FEATURES.items() if flag in flags))
-    computes = (
-        "the CPU engine computes in bf16" if native_bf16(cpuinfo) else "no native bf16: the CPU engine computes in f32"
-    )
     if platform.machine() == "x86_64" and "avx2" not in flags:
-        return ProbeResult(
-            "features", "no AVX2", "bad", "OpenVINO's CPU plugin is slow or fails here; use another machine."
-        )
-    return ProbeResult("features", f"{', '.join(names) or 'none of note'}; {computes}")
+        todo = "OpenVINO's CPU plugin is slow or fails here; use another machine."
+        return ProbeResult("features", "no AVX2", "bad", todo)
+    names = ", ".join(dict.fromkeys(name for flag, name in FEATURES.items() if flag in flags)) or "none of note"
+    computes = "" if native_bf16(cpuinfo) else "no native bf16: "
+    computes += f"the CPU engine computes in {'f32' if computes else 'bf16'}"
+    return ProbeResult("features", f"{names}; {computes}")
 
 
 # Judge every model in every format on every engine by the rules of `make plan`.

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -97,35 +98,28 @@ def probe_gpus(machine: Machine, release: dict[str, Any] | None) -> list[ProbeRe
         meant = "not installed" in machine.no_gpu_reason or "CUDA_VISIBLE_DEVICES" in machine.no_gpu_reason
         todo = "" if meant else "Repair the driver: nvidia-smi must list the GPUs."
         return [ProbeResult("GPU", f"none: {machine.no_gpu_reason}", "note", todo)]
-    return [*(_gpu(index, gpu) for index, gpu in enumerate(machine.gpus)), _driver(machine.gpus[0], release)]
+    return [*(_gpu(index, gpu) for index, gpu in enumerate(machine.gpus)), _driver(machine.gpus[0], release or {})]
 
 
 def _gpu(index: int, gpu: GpuFacts) -> ProbeResult:
     row = row_of(gpu)
     text = f"{gpu.name}, compute capability {gpu.sm}, {show_bytes(gpu.memory_bytes)}"
     if gpu.sm < OLDEST:
-        return ProbeResult(
-            f"GPU {index}", text, "note", f"TensorRT-LLM needs compute capability {OLDEST} (A100) or newer."
-        )
+        todo = f"TensorRT-LLM needs compute capability {OLDEST} (A100) or newer."
+        return ProbeResult(f"GPU {index}", text, "note", todo)
     if row is None:
-        return ProbeResult(
-            f"GPU {index}", f"{text}; not in conf/hardware", "note", "`make plan` does not know its bandwidth."
-        )
+        todo = "`make plan` does not know its bandwidth."
+        return ProbeResult(f"GPU {index}", f"{text}; not in conf/hardware", "note", todo)
     return ProbeResult(f"GPU {index}", f"{text} = hardware={row.name}")
 
 
-def _driver(gpu: GpuFacts, release: dict[str, Any] | None) -> ProbeResult:
-    cuda = _cuda_version()
+def _driver(gpu: GpuFacts, release: Mapping[str, Any]) -> ProbeResult:
+    cuda, needed = _cuda_version(), release.get("cuda")
     text = f"{gpu.driver or 'version unknown'}, CUDA {cuda or 'unknown'}"
-    needed = (release or {}).get("cuda")
     if cuda and needed and numbers(cuda)[:1] < numbers(needed)[:1]:
-        return ProbeResult(
-            "driver",
-            f"{text}; TensorRT-LLM {(release or {})['tensorrt_llm']} is built for CUDA {needed}",
-            "note",
-            f"Install a driver for CUDA {needed.split('.')[0]}"
-            + (f" ({release['driver']} or newer)." if release and release.get("driver") else "."),
-        )
+        newer = f" ({release['driver']} or newer)" if release.get("driver") else ""
+        text += f"; TensorRT-LLM {release['tensorrt_llm']} is built for CUDA {needed}"
+        return ProbeResult("driver", text, "note", f"Install a driver for CUDA {needed.split('.')[0]}{newer}.")
     return ProbeResult("driver", text)
 
 
@@ -280,9 +274,8 @@ def probe_software(serving: ServingSettings) -> list[ProbeResult]:
 def _library(name: str, version: str, engine: str, release: dict[str, Any] | None) -> ProbeResult:
     if version == ABSENT:
         if name in GPU_ONLY:
-            return ProbeResult(
-                name, ABSENT, "note", "" if name == "TensorRT" else "Only in NVIDIA's container: make shell"
-            )
+            todo = "" if name == "TensorRT" else "Only in NVIDIA's container: make shell"
+            return ProbeResult(name, ABSENT, "note", todo)
         if name in CPU_ONLY and engine != ABSENT:
             return ProbeResult(name, ABSENT, "note", "Only engine=openvino needs it.")
         return ProbeResult(name, ABSENT, "bad", "Run: make setup")
@@ -292,10 +285,8 @@ def _library(name: str, version: str, engine: str, release: dict[str, Any] | Non
         return ProbeResult(name, version, "bad", "Triton's python backend crashes with numpy 2. Run: make setup")
     needed = release.get(COLUMNS[name]) if release and engine != ABSENT and name in COLUMNS else None
     if needed and not _within(version, needed):
-        fitting = _stretch(needed)
-        return ProbeResult(
-            name, f"{version}; TensorRT-LLM {engine} goes with {fitting}", "note", f"Install {name} {fitting}."
-        )
+        text = f"{version}; TensorRT-LLM {engine} goes with {_stretch(needed)}"
+        return ProbeResult(name, text, "note", f"Install {name} {_stretch(needed)}.")
     return ProbeResult(name, version)
 
 
@@ -306,12 +297,8 @@ def _engine(version: str, release: dict[str, Any] | None) -> ProbeResult:
     tags = release["containers"]
     text = f"{version}" + (f" (container {_stretch(tags)})" if tags else "")
     if not release["engines"]:
-        return ProbeResult(
-            "TensorRT-LLM",
-            f"{text}: no longer supports TensorRT engines",
-            "note",
-            "Use engine=tensorrt_llm_llmapi here, or a container with 1.2.1 (26.04 to 26.07) for engines.",
-        )
+        todo = "Use engine=tensorrt_llm_llmapi here, or a container with 1.2.1 (26.04 to 26.07) for engines."
+        return ProbeResult("TensorRT-LLM", f"{text}: no longer supports TensorRT engines", "note", todo)
     return ProbeResult("TensorRT-LLM", text)
 
 

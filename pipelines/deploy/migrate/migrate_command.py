@@ -74,7 +74,7 @@ class Migration:
 
     def _script(self) -> str:
         """Return the script that serves: one server for each instance of the old model."""
-        lines = ["#!/bin/bash", f"# Written by `make migrate`. The checkpoint: {self._build()}", QUIET]
+        lines = ["#!/bin/bash", f"# Written by `make migrate`. The checkpoint: {self._make('build')}", QUIET]
         lines.append("model=${1:?the Hugging Face folder or name of the model}")
         ranks = f"mpirun --hostfile hosts -n {self.old.world_size} -x TRTLLM_NO_USAGE_STATS {LAUNCH} "
         instances = [",".join(group) for group in self.old.groups] or [""]
@@ -84,24 +84,15 @@ class Migration:
             lines.append(f'{start}trtllm-serve "$model" {options}{" &" if len(instances) > 1 else ""}')
         return "\n".join([*lines, *(["wait"] if len(instances) > 1 else []), ""])
 
-    def _build(self) -> str:
-        """Return the command that makes the checkpoint, in the old format or in the best that runs instead."""
+    def _make(self, *command: str) -> str:
+        """Return a command on the checkpoint, in the old format or in the best that runs instead."""
         lost = "quant" in self.formats.instead
         quant = next(iter(self._ranked("quant")), "none") if lost else self.formats.quant or "..."
         keys = {"tp_size": "tensor_parallel_size", "pp_size": "pipeline_parallel_size"}
         sizes = [f"build.{key}={word.value}" for key, to in keys.items() for word in self.words if word.to == to]
         kv_cache = ["kv_cache=fp8"] if self.formats.kv_cache is KvFormat.FP8 else []
-        command = [
-            "make",
-            "build",
-            "engine=tensorrt_llm_llmapi",
-            self.model,
-            f"quant={quant}",
-            *kv_cache,
-            *sizes,
-            *self.draft,
-        ]
-        return shlex.join(command)
+        formats = [f"quant={quant}", *kv_cache]
+        return shlex.join(["make", *command, "engine=tensorrt_llm_llmapi", self.model, *formats, *sizes, *self.draft])
 
     def _facts(self, group: str, choice: str) -> Mapping[str, Any]:
         quant = self.formats.quant or "none"
@@ -115,13 +106,10 @@ class Migration:
 
     def _page(self) -> blocks.Document:
         counts = ", ".join(f"{len(self.of(each))} {each}" for each in ("kept", "renamed", "lost", "unknown"))
-        steps = [self._build(), f"bash {SERVE} /its/engine/checkpoint"]
-        steps.append(self._build().replace(" build ", " repository ", 1))
-        steps.append(self._build().replace(" build ", " manifests ", 1))
+        steps = [self._make("build"), f"bash {SERVE} /its/engine/checkpoint"]
+        steps += [self._make("repository"), self._make("manifests")]
         if self._nodes:
-            steps.append(
-                self._build().replace(" build ", " scripts cluster=slurm ", 1) + f" triton.num_nodes={self._nodes}"
-            )
+            steps.append(self._make("scripts", "cluster=slurm") + f" triton.num_nodes={self._nodes}")
         if any(word.old == MODEL for word in self.of("lost")):
             steps = ["# nothing: the LLM API does not run this model; TensorRT-LLM 1.2 does"]
         costs = tuple(self._costs(group) for group in self.formats.instead)
@@ -148,12 +136,9 @@ class Migration:
         foreign = shape is not None and shape.architecture and not shape.family.cpu_engine
         rows: list[tuple[str, ...]] = []
         for choice in [*([today] if today else []), *self._ranked(group)]:
-            overrides = (
-                [f"quant={choice}"]
-                if group == "quant"
-                else [f"quant={self.formats.quant or 'none'}", f"kv_cache={choice}"]
-            )
-            command = shlex.join(["make", "fidelity", self.model, *overrides, "engine=openvino"])
+            quant = choice if group == "quant" else self.formats.quant or "none"
+            kv_cache = [f"kv_cache={choice}"] if group == "kv_cache" else []
+            command = shlex.join(["make", "fidelity", self.model, f"quant={quant}", *kv_cache, "engine=openvino"])
             facts = self._facts(group, choice)
             figures = number(facts.get("kl_mean")), percent(facts.get("top1_agreement")), str(facts.get("tokens", ""))
             source = "the CPU engine does not run this model" if foreign else f"unknown: measure with {command}"
