@@ -5,13 +5,11 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipelines.deploy.config import ClusterSettings
 from pipelines.deploy.facts import leader_faults, read_served
-from pipelines.deploy.trtllm_serve import all_ranks, role_files, serve_lines
+from pipelines.deploy.trtllm_serve import ScriptTarget, all_ranks, role_files, serve_lines
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.engines.registry import with_setting
@@ -38,71 +36,18 @@ from pipelines.store.store import Store
 RANK = "${rank}"
 KEY = "${key}"
 KEY_LINE = "key=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')  # told to nobody"
-ENGINE = "engine"
-"""Name of the link to the folder of the LLM API."""
 NOT_RUN = "Written by `make scripts`; checked by tests and by a real sbatch, but not run: that takes GPUs."
 NEVER_RUN = "Written by `make scripts`; checked by tests against trtllm-serve's options, but not run: that takes GPUs."
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptTarget:
-    """Target of the scripts: what is built and served, and where.
-
-    Attributes:
-        label: model and format.
-        num_nodes: nodes they are spread over equally.
-        words: overrides of this configuration, for the build.
-        workers: engines built at a time; None if the user set it, or if there is only one.
-        build_gpus: GPUs the build needs.
-        repository: an existing one; None if the build script makes it.
-        cwd: where `make scripts` ran; relative paths in the settings start there.
-        python: interpreter that runs this project on the nodes.
-        store: of artifacts, to mount in containers.
-        whole: whether every node has a server of its own.
-        llm_api: arguments of the LLM API; None for TensorRT engines, which Triton serves.
-    """
-
-    label: str
-    world_size: int
-    num_nodes: int
-    words: tuple[str, ...]
-    workers: int | None
-    build_gpus: int
-    repository: Path | None
-    folder: Path
-    cwd: Path
-    python: str
-    store: Path
-    whole: bool = False
-    llm_api: Mapping[str, Any] | None = None
-
-    @property
-    def ranks_per_node(self) -> int:
-        """GPUs of each node; of servers for prompts or answers alone, there is a whole one on each."""
-        return self.world_size // (1 if self.whole else self.num_nodes)
-
-    @property
-    def runs(self) -> Path:
-        """Folder of logs and the link to the build's result; the scripts' own folder holds nothing else."""
-        return self.folder.with_name(f"{self.folder.name}.runs")
-
-    @property
-    def served(self) -> str:
-        """The repository's path as the shell reads it."""
-        return shlex.quote(str(self.repository or self.runs / "repository"))
-
-
 def script_files(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings) -> dict[str, str]:
     """Return all files by name."""
-    folder, container = shlex.quote(str(target.folder)), _container(target, cluster)
     if target.llm_api is None:
         files, note = {"rank.sh": _rank(target, cluster, serving)}, NOT_RUN
-        start = _start_ranks(target, cluster, serving, folder, container)
+        start = _start_ranks(target, cluster, serving)
     else:
         files, note = role_files(target.llm_api, cluster), NEVER_RUN
-        runs, served = (shlex.quote(str(path)) for path in (target.runs, target.runs / ENGINE))
-        places = {"folder": folder, "runs": runs, "served": served}
-        start = serve_lines(cluster, serving, ranks=target.world_size, container=container, **places)
+        start = serve_lines(target, cluster, serving, _container(target, cluster))
     if cluster.kind == "slurm":
         options = {
             "nodes": target.num_nodes,
@@ -158,8 +103,7 @@ def _build_slurm(target: ScriptTarget, cluster: ClusterSettings) -> str:
 def _build(target: ScriptTarget, prefix: Sequence[str] = ()) -> list[str]:
     """Render the build: everything up to the Triton repository, and a link to it beside the scripts."""
     workers = [f"build.workers={target.workers}"] if target.workers else []
-    made = ENGINE if target.llm_api is not None else "repository"
-    what = "build" if target.llm_api is not None else made
+    made, what = target.made, "repository" if target.llm_api is None else "build"
     command = [*prefix, target.python, "-m", "pipelines", what, *target.words, *workers]
     runs = shlex.quote(str(target.runs))
     return [
@@ -172,18 +116,16 @@ def _build(target: ScriptTarget, prefix: Sequence[str] = ()) -> list[str]:
     ]
 
 
-def _start_ranks(
-    target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings, folder: str, container: Sequence[str]
-) -> list[str]:
+def _start_ranks(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings) -> list[str]:
     """Render the start of rank.sh on all ranks."""
     if cluster.kind == "mpi":
-        return ["set -euo pipefail", f"{all_ranks(cluster, folder, target.world_size)} bash {folder}/rank.sh"]
-    log, script = f"--output={target.runs}/serve-%j-%t.log", str(target.folder / "rank.sh")
+        return ["set -euo pipefail", f"{all_ranks(target, cluster)} bash {shlex.quote(str(target.folder))}/rank.sh"]
+    script = [f"--output={target.runs}/serve-%j-%t.log", "bash", str(target.folder / "rank.sh")]
     return [
         "set -euo pipefail",
         'echo "The server answers on $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1), HTTP port '
         f'{serving.ports["openai_port" if serving.front else "http_port"]}, when its log says so."',
-        all_ranks(cluster, folder, target.world_size, [*container, log, "bash", script]),
+        all_ranks(target, cluster, [*_container(target, cluster), *script]),
     ]
 
 

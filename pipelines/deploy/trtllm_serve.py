@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -25,6 +27,59 @@ LAUNCH = "trtllm-llmapi-launch"
 """NVIDIA's program that makes one server of all ranks of srun or mpirun."""
 
 
+@dataclass(frozen=True, slots=True)
+class ScriptTarget:
+    """Target of the scripts: what is built and served, and where.
+
+    Attributes:
+        label: model and format.
+        num_nodes: nodes they are spread over equally.
+        words: overrides of this configuration, for the build.
+        workers: engines built at a time; None if the user set it, or if there is only one.
+        build_gpus: GPUs the build needs.
+        repository: an existing one; None if the build script makes it.
+        cwd: where `make scripts` ran; relative paths in the settings start there.
+        python: interpreter that runs this project on the nodes.
+        store: of artifacts, to mount in containers.
+        whole: whether every node has a server of its own.
+        llm_api: arguments of the LLM API; None for TensorRT engines, which Triton serves.
+    """
+
+    label: str
+    world_size: int
+    num_nodes: int
+    words: tuple[str, ...]
+    workers: int | None
+    build_gpus: int
+    repository: Path | None
+    folder: Path
+    cwd: Path
+    python: str
+    store: Path
+    whole: bool = False
+    llm_api: Mapping[str, Any] | None = None
+
+    @property
+    def ranks_per_node(self) -> int:
+        """GPUs of each node; of servers for prompts or answers alone, there is a whole one on each."""
+        return self.world_size // (1 if self.whole else self.num_nodes)
+
+    @property
+    def runs(self) -> Path:
+        """Folder of logs and the link to the build's result; the scripts' own folder holds nothing else."""
+        return self.folder.with_name(f"{self.folder.name}.runs")
+
+    @property
+    def served(self) -> str:
+        """Path of the repository, or of the folder of the LLM API, as the shell reads it."""
+        return shlex.quote(str(self.repository or self.runs / self.made))
+
+    @property
+    def made(self) -> str:
+        """What the build makes; also the name of the link to it."""
+        return "repository" if self.llm_api is None else "engine"
+
+
 def role_files(arguments: Mapping[str, Any], cluster: ClusterSettings) -> dict[str, str]:
     """Return the options of servers for prompts and for answers; transfer settings in the arguments win."""
     if not cluster.disaggregated:
@@ -36,38 +91,28 @@ def role_files(arguments: Mapping[str, Any], cluster: ClusterSettings) -> dict[s
 
 
 def serve_lines(
-    cluster: ClusterSettings, serving: ServingSettings, *, ranks: int, folder: str, runs: str, served: str,
-    container: Sequence[str],
-) -> list[str]:  # fmt: skip
-    """Return the lines that serve, after the head of the script.
-
-    Args:
-        cluster: what starts the ranks, and how many servers there are.
-        serving: address and port.
-        ranks: of one server.
-        folder: of the scripts, quoted for the shell like the following ones.
-        runs: of logs.
-        served: of the checkpoint and its options.
-        container: options of srun.
-    """
+    target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings, container: Sequence[str]
+) -> list[str]:
+    """Return the lines that serve, after the head of the script; `container` has options of srun."""
     head = ["set -euo pipefail", QUIET, *(f"export {name}={shlex.quote(value)}" for name, value in cluster.env.items())]
-    head += [f"cd {served}"]
-    port = serving.ports["openai_port"]
+    head += [f"cd {target.served}"]
     if cluster.disaggregated:
-        return [*head, *_disaggregated(cluster, serving.host, port, ranks, folder, runs, container)]
-    command = f"trtllm-serve {CHECKPOINT} --host {serving.host} --port {port} --extra_llm_api_options {OPTIONS}"
-    if cluster.kind == "mpi" and ranks == 1:
+        return [*head, *_disaggregated(target, cluster, serving, container)]
+    address = f"--host {serving.host} --port {serving.ports['openai_port']}"
+    command = f"trtllm-serve {CHECKPOINT} {address} --extra_llm_api_options {OPTIONS}"
+    if cluster.kind == "mpi" and target.world_size == 1:
         return [*head, f"exec {command}"]
     passed_on = "" if cluster.kind == "slurm" else f" {_passed_on(cluster)}"
-    return [*head, f"{all_ranks(cluster, folder, ranks, container)}{passed_on} {LAUNCH} {command}"]
+    return [*head, f"{all_ranks(target, cluster, container)}{passed_on} {LAUNCH} {command}"]
 
 
-def all_ranks(cluster: ClusterSettings, folder: str, ranks: int, options: Sequence[str] = ()) -> str:
+def all_ranks(target: ScriptTarget, cluster: ClusterSettings, options: Sequence[str] = ()) -> str:
     """Return what starts all ranks, before their command: srun with options, or mpirun on the hosts of the folder."""
     if cluster.kind == "slurm":
         usual = (f"--mpi={cluster.srun_mpi}", "--distribution=block", "--kill-on-bad-exit=1")
         return shlex.join(["srun", *usual, *options])
-    return f"mpirun --allow-run-as-root --hostfile {folder}/hosts -n {ranks} --map-by slot --bind-to none"
+    hosts = f"{shlex.quote(str(target.folder))}/hosts"
+    return f"mpirun --allow-run-as-root --hostfile {hosts} -n {target.world_size} --map-by slot --bind-to none"
 
 
 def _passed_on(cluster: ClusterSettings) -> str:
@@ -76,14 +121,15 @@ def _passed_on(cluster: ClusterSettings) -> str:
 
 
 def _disaggregated(
-    cluster: ClusterSettings, host: str, port: int, ranks: int, folder: str, runs: str, container: Sequence[str]
+    target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings, container: Sequence[str]
 ) -> list[str]:
     """Start one server on each node and the proxy on the first; all end when one of them does."""
-    slurm = cluster.kind == "slurm"
+    slurm, ranks = cluster.kind == "slurm", target.world_size
+    folder, runs = shlex.quote(str(target.folder)), shlex.quote(str(target.runs))
     hosts = 'mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")'
     lines = [hosts if slurm else f"hosts=({shlex.join(cluster.hosts)})", f"mkdir -p {runs}"]
     roles = [CONTEXT] * cluster.prefill + [GENERATION] * cluster.decode
-    lines += [f"cat > {runs}/{PROXY} <<EOF", *_proxy_config(cluster, host, port), "EOF", "trap 'kill $(jobs -p)' EXIT"]
+    lines += [f"cat > {runs}/{PROXY} <<EOF", *_proxy_config(cluster, serving), "EOF", "trap 'kill $(jobs -p)' EXIT"]
     for number, role in enumerate(roles):
         name = f'"${{hosts[{number}]}}'
         srun = ["--overlap", f"--mpi={cluster.srun_mpi}", "--nodes=1", f"--ntasks={ranks}", *container]
@@ -97,10 +143,10 @@ def _disaggregated(
     return [*lines, f"{first if slurm else ''}{proxy} &", "wait -n  # whichever ends first"]
 
 
-def _proxy_config(cluster: ClusterSettings, host: str, port: int) -> list[str]:
+def _proxy_config(cluster: ClusterSettings, serving: ServingSettings) -> list[str]:
     """Render the proxy's file; the shell fills in the names of the nodes."""
     first = 0
-    lines = [f"hostname: {host}", f"port: {port}", "backend: pytorch"]
+    lines = [f"hostname: {serving.host}", f"port: {serving.ports['openai_port']}", "backend: pytorch"]
     for group, count in (("context_servers", cluster.prefill), ("generation_servers", cluster.decode)):
         lines += [f"{group}:", f"  num_instances: {count}", "  urls:"]
         lines += [f'  - "${{hosts[{first + number}]}}:{WORKER_PORT}"' for number in range(count)]
