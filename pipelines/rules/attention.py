@@ -46,7 +46,8 @@ def _own_window_unset(d: DeploymentFacts) -> Cases:
     return () if same else [{"windows": listed(pattern)}]
 
 
-gpu_rule = partial(Rule, topic=TOPIC, engines=GPU)
+rule = partial(Rule, topic=TOPIC)
+gpu_rule = partial(rule, engines=GPU)
 RULES = (
     gpu_rule(
         name="a-models-window-is-told",
@@ -56,9 +57,8 @@ RULES = (
         todo="Set triton.max_attention_window_size=[{windows}], or build.max_seq_len={d.shape.sliding_window}.",
         source=f"{TEMPLATES}; tensorrt_llm/models/llama/model.py",
     ),
-    Rule(
+    rule(
         name="cpu-attends-to-everything",
-        topic=TOPIC,
         engines=CPU,
         needs=("shape",),
         when=lambda d: d.outgrows_window and not known(d.shape).family.states_window,
@@ -66,9 +66,8 @@ RULES = (
         todo="Set build.max_seq_len={d.shape.sliding_window} or less.",
         source="pipelines/engines/openvino/graph.py",
     ),
-    Rule(
+    rule(
         name="kv-format-takes-reuse-and-chunks",
-        topic=TOPIC,
         engines=BUILT,
         # INT8 always does, FP8 without FP8 context attention.
         when=lambda d: wanted(d) if rules_out_reuse(d.kv_format, d.qformat) else (),
@@ -158,18 +157,16 @@ RULES = (
         todo="Set triton.sink_token_length=null, or use engine=openvino.",
         source=f"{COMMAND}; {TEMPLATES}",
     ),
-    Rule(
+    rule(
         name="sinks-need-a-window",
-        topic=TOPIC,
         when=lambda d: bool(d.triton.sink_token_length) and d.triton.max_attention_window_size is None,
         failed="triton.sink_token_length={d.triton.sink_token_length} is set without a window, and then every"
         " token is kept.",
         todo="Set triton.max_attention_window_size as well, or use window=sinks.",
         source=TEMPLATES,
     ),
-    Rule(
+    rule(
         name="sinks-fit-their-window",
-        topic=TOPIC,
         when=lambda d: (
             d.triton.max_attention_window_size is not None
             and (d.triton.sink_token_length or 0) >= min(d.triton.max_attention_window_size)

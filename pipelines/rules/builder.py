@@ -95,6 +95,7 @@ def _unpadded_ranks(d: DeploymentFacts) -> str:
 
 
 plugin_rule = partial(Rule, topic=PLUGINS, engines=GPU)
+integers_rule = partial(Rule, topic=INTEGERS, engines=GPU)
 weights_rule = partial(Rule, topic=WEIGHTS, engines=GPU)
 limit_rule = partial(Rule, topic=LIMITS, engines=BUILT)
 RULES = (
@@ -169,10 +170,8 @@ RULES = (
         todo="Set {key}=disable.",
         source=MLP,
     ),
-    Rule(
+    integers_rule(
         name="group-size-has-a-kernel",
-        topic=INTEGERS,
-        engines=GPU,
         when=_group_without_kernel,
         failed="quant={d.qformat} with quant.group_size={d.group_size} has no kernel in TensorRT-LLM.",
         allowed="Its kernels know groups of {known}.",
@@ -180,10 +179,8 @@ RULES = (
         source="tensorrt_llm/quantization/functional.py, cpp/tensorrt_llm/kernels/cutlass_kernels/fpA_intB_gemm/"
         "fpA_intB_gemm_template.h (1.3.0rc3)",
     ),
-    Rule(
+    integers_rule(
         name="integer-linears-are-not-padded",
-        topic=INTEGERS,
-        engines=GPU,
         needs=("shape",),
         when=_padded,
         failed="quant={d.qformat} with tp_size={d.build.tp_size} needs linears in multiples of {multiple}, and"

@@ -131,6 +131,8 @@ def _crowded(d: DeploymentFacts) -> Cases:
 
 
 built_rule = partial(Rule, topic=SERVING_TOPIC, engines=BUILT)
+gpu_rule = partial(Rule, topic=SERVING_TOPIC, engines=GPU)
+ranks_rule = partial(Rule, topic=RANKS, engines=GPU)
 image_rule = partial(Rule, topic=IMAGES, engines=GPU)
 any_image_rule = partial(Rule, topic=IMAGES, engines=BUILT)
 SERVING_RULES = (
@@ -150,10 +152,8 @@ SERVING_RULES = (
         todo="Remove it, or raise build.max_beam_width.",
         source=TEMPLATES,
     ),
-    Rule(
+    gpu_rule(
         name="tensorrt-engines-guide-with-xgrammar",
-        topic=SERVING_TOPIC,
-        engines=GPU,
         when=lambda d: d.triton.guided_decoding_backend not in (None, "xgrammar"),
         failed="triton.guided_decoding_backend={d.triton.guided_decoding_backend} is not supported by"
         " engine=tensorrt_llm: TensorRT-LLM's C++ backend has xgrammar only.",
@@ -169,30 +169,24 @@ SERVING_RULES = (
         todo="Raise triton.bls_instance_count to the requests you expect at a time, or send them to ensemble.",
         source=MODEL_CONFIG,
     ),
-    Rule(
+    gpu_rule(
         name="static-batching-has-no-chunks",
-        topic=SERVING_TOPIC,
-        engines=GPU,
         when=lambda d: d.triton.batching_strategy in ("V1", "v1") and (d.chunked_context or d.speculation != "none"),
         failed="triton.batching_strategy={d.triton.batching_strategy} is static batching; chunked context and"
         " speculative decoding need in-flight batching.",
         todo="Set triton.batching_strategy=inflight_fused_batching.",
         source=TEMPLATES,
     ),
-    Rule(
+    ranks_rule(
         name="ranks-divide-into-nodes",
-        topic=RANKS,
-        engines=GPU,
         when=lambda d: d.world_size % d.triton.num_nodes != 0,
         failed="triton.num_nodes={d.triton.num_nodes} does not divide the {d.world_size} ranks of tp_size="
         "{d.build.tp_size} and pp_size={d.build.pp_size}.",
         todo="Change triton.num_nodes, or the ranks.",
         source=MODEL_CONFIG,
     ),
-    Rule(
+    ranks_rule(
         name="ranks-fit-a-server",
-        topic=RANKS,
-        engines=GPU,
         needs=("gpus_per_server",),
         when=_crowded,
         failed="tp_size={d.build.tp_size} and pp_size={d.build.pp_size} on triton.num_nodes={d.triton.num_nodes} need"

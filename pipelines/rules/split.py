@@ -189,11 +189,9 @@ uneven_rule = partial(
 )
 rule = partial(Rule, topic=TOPIC, engines=BUILT, needs=("shape",))
 RULES = (
-    Rule(
+    rule(
         name="head-norms-need-shared-kv-heads",
-        topic=TOPIC,
         engines=GPU,
-        needs=("shape",),
         when=_heads_of_a_rank,
         failed="{d.shape.architecture} has {heads} query heads and as many KV heads on each rank: TensorRT-LLM 1.2 then"
         " reads q, k and v as if they were interleaved by head before it applies the norms of heads.",
