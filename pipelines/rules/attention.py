@@ -51,7 +51,6 @@ gpu_rule = partial(rule, engines=GPU)
 RULES = (
     gpu_rule(
         name="a-models-window-is-told",
-        needs=("shape",),
         when=_own_window_unset,
         failed=f"{OUTGROWN}: a TensorRT-LLM checkpoint does not state the window.",
         todo="Set triton.max_attention_window_size=[{windows}], or build.max_seq_len={d.shape.sliding_window}.",
@@ -60,7 +59,6 @@ RULES = (
     rule(
         name="cpu-attends-to-everything",
         engines=CPU,
-        needs=("shape",),
         when=lambda d: d.outgrows_window and not known(d.shape).family.states_window,
         failed=f"{OUTGROWN} with engine=openvino.",
         todo="Set build.max_seq_len={d.shape.sliding_window} or less.",

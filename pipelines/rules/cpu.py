@@ -126,7 +126,6 @@ RULES = (
     ),
     rule(
         name="the-cpu-engine-sees-through-llava",
-        needs=("images",),
         when=lambda d: d.images is not None and d.images.model_type != "llava",
         failed="multimodal.model_type={d.images.model_type} is not supported by engine=openvino.",
         allowed="It builds the encoder and the projector of llava.",

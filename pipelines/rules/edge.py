@@ -82,7 +82,6 @@ RULES = (
     ),
     rule(
         name="edge-gpus",
-        needs=("sm",),
         when=lambda d: known(d.sm) not in GPUS,
         failed="engine=tensorrt_edge has no kernels for compute capability {d.sm}: tensorrt-edgellm 0.11.0 has them for"
         f" {', '.join(f'{capability} ({name})' for capability, name in GPUS.items())}.",
@@ -91,7 +90,6 @@ RULES = (
     ),
     rule(
         name="edge-families",
-        needs=("shape",),
         when=lambda d: "edge" not in known(d.shape).family.features,
         failed="engine=tensorrt_edge does not support {d.shape.architecture}: its exporter takes models that it does"
         " not know, too, and then the graph computes something else.",
@@ -101,7 +99,6 @@ RULES = (
     ),
     rule(
         name="edge-has-no-windows",
-        needs=("shape",),
         when=_window,
         failed="{d.shape.architecture} was trained with an attention window of {window} tokens, but sequences of up to"
         " {limit} tokens would attend to all of them with engine=tensorrt_edge: its exporter leaves out the window.",
@@ -110,7 +107,6 @@ RULES = (
     ),
     rule(
         name="edge-rotates-whole-heads",
-        needs=("rotary",),
         when=lambda d: d.rotary is not None and d.rotary.fraction != 1.0,
         failed="{d.label} rotates only a part of each head (partial_rotary_factor={d.rotary.fraction:g}); the graphs of"
         " such models were not compared with the models.",

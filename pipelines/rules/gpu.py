@@ -55,8 +55,8 @@ def _not_by_tensor(d: DeploymentFacts) -> Cases:
     return [{"why": family.not_exported, "by_tensor": f"none, int8_wo, int4_wo{more}", "other": other}]
 
 
-rule = partial(Rule, topic=TOPIC, needs=("sm",))
-family_rule = partial(Rule, topic=BY_FAMILY, needs=("shape",))
+rule = partial(Rule, topic=TOPIC)
+family_rule = partial(Rule, topic=BY_FAMILY)
 RULES = (
     rule(
         name="fp8-needs-sm89",
@@ -194,7 +194,6 @@ RULES = (
     family_rule(
         name="positions-of-gemma-3-and-phi-3-are-plain",
         engines=GPU,
-        needs=("shape", "rotary"),
         when=lambda d: (
             d.rotary is not None
             and d.rotary.kind not in ("default", LONGROPE)

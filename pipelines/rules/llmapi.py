@@ -133,7 +133,6 @@ RULES = (
     ),
     rule(
         name="llm-api-awq-is-for-hopper",
-        needs=("sm",),
         when=lambda d: (limit := FORMATS[d.qformat].llm_api_below) is not None and known(d.sm) >= limit,
         failed="engine=tensorrt_llm_llmapi does not support quant={d.qformat} on compute capability {d.sm}.",
         allowed="The PyTorch backend runs AWQ on Hopper (9.0) and older. Supported here: {quants}.",
@@ -141,7 +140,6 @@ RULES = (
     ),
     rule(
         name="llm-api-formats-of-families",
-        needs=("shape",),
         when=lambda d: known(d.shape).family.name in NOT_LISTED.get(d.qformat, ()),
         failed="quant={d.qformat} of {d.shape.architecture} is not in TensorRT-LLM's matrix of models and formats.",
         allowed="Supported here: {quants}.",
@@ -174,7 +172,6 @@ RULES = (
     ),
     rule(
         name="mixtures-are-exported-in-fp8",
-        needs=("shape",),
         when=lambda d: (
             bool(known(d.shape).family.experts)
             and not _is_gpt_oss(d)
@@ -187,7 +184,6 @@ RULES = (
     ),
     rule(
         name="llm-api-reads-gpt-oss-as-published",
-        needs=("shape",),
         when=lambda d: _is_gpt_oss(d) and d.qformat is not QFormat.NONE,
         failed="engine=tensorrt_llm_llmapi does not support quant={d.qformat} of {d.shape.architecture}: it reads the"
         " model's folder, with experts in MXFP4 or 16 bit.",
@@ -196,7 +192,6 @@ RULES = (
     ),
     rule(
         name="llm-api-has-gpt-oss-in-one-stage",
-        needs=("shape",),
         when=lambda d: _is_gpt_oss(d) and d.build.pp_size > 1,
         failed="build.pp_size={d.build.pp_size} of {d.shape.architecture} stops TensorRT-LLM's PyTorch backend: it has"
         " no pipeline parallelism for gpt-oss.",
@@ -205,7 +200,6 @@ RULES = (
     ),
     rule(
         name="mxfp4-needs-hopper",
-        needs=("shape", "sm"),
         when=lambda d: known(d.shape).mxfp4 and known(d.sm) < 9.0,
         failed="{d.label} has experts in MXFP4, which TensorRT-LLM runs on Hopper and newer; this GPU has compute"
         " capability {d.sm}.",
@@ -214,7 +208,6 @@ RULES = (
     ),
     rule(
         name="llm-api-has-gemma-3-only",
-        needs=("shape",),
         when=lambda d: "llm_api" not in known(d.shape).family.features,
         failed="engine=tensorrt_llm_llmapi cannot serve {d.shape.architecture}: TensorRT-LLM's PyTorch backend supports"
         f" {either(titles('llm_api'), 'and')}, and of Gemma only Gemma 3.",
@@ -224,7 +217,6 @@ RULES = (
     ),
     rule(
         name="llm-api-leaves-out-windows-of-qwen",
-        needs=("shape",),
         when=lambda d: d.outgrows_window and bool(known(d.shape).family.qwen_type),
         failed=f"{OUTGROWN} with engine=tensorrt_llm_llmapi: its PyTorch backend does not read use_sliding_window.",
         todo="Set build.max_seq_len={d.shape.sliding_window}, or use engine=tensorrt_llm.",
@@ -356,7 +348,6 @@ RULES = (
     ),
     rule(
         name="llm-api-sees-no-images",
-        needs=("images",),
         when=lambda d: d.images is not None,
         failed="engine=tensorrt_llm_llmapi does not support multimodal={d.images.model_type}: its Triton model has no"
         " image inputs.",

@@ -116,7 +116,6 @@ RULES = (
     ),
     built_rule(
         name="adapter-fits-the-model",
-        needs=("shape",),
         when=_widths,
         failed="lora.adapters.{task}='{place}' was trained for another model: its {name} has {given[0]} inputs and"
         " {given[1]} outputs, {d.label}'s has {ours[0]} and {ours[1]}{more}.",
@@ -125,7 +124,6 @@ RULES = (
     ),
     built_rule(
         name="adapters-are-not-for-experts",
-        needs=("shape",),
         when=_on_experts,
         failed="lora.adapters.{task}='{place}' adapts {modules}, but {d.shape.architecture} is a mixture of experts,"
         " which have no such linear in common.",
@@ -135,7 +133,6 @@ RULES = (
     ),
     built_rule(
         name="adapter-layers-exist",
-        needs=("shape",),
         when=lambda d: [words for words, adapter in _each(d) if adapter.layers > known(d.shape).num_hidden_layers],
         failed="lora.adapters.{task}='{place}' was trained for another model: it changes layers of a model that has at"
         " least {adapter.layers}; {d.label} has {d.shape.num_hidden_layers}.",

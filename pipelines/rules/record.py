@@ -125,9 +125,14 @@ class DeploymentFacts:
 T = TypeVar("T")
 
 
+class UnknownFactError(Exception):
+    """A rule asks for a fact that is not known yet."""
+
+
 def known(value: T | None) -> T:
-    """Return a field of the deployment, for rules that list it among their needs."""
-    assert value is not None
+    """Return a fact; a rule that asks for one that is not known yet is skipped."""
+    if value is None:
+        raise UnknownFactError
     return value
 
 
@@ -205,8 +210,7 @@ class Rule:
         topic: heading in the docs.
         severity: whether the run is refused.
         engines: engines it applies to; None means all.
-        needs: fields of the deployment that must be known.
-        when: true, or one mapping of words per finding, if the rule is broken.
+        when: true, or one mapping of words per finding, if the rule is broken; it asks for facts with `known`.
         failed: what failed and what was given; `{d.sm}` is a field of the deployment, `{word}` one of `when`, and
             `{quants}` and `{kv_caches}` are `Advice`.
         allowed: values that would be accepted.
@@ -218,7 +222,6 @@ class Rule:
     topic: str
     severity: Severity = Severity.REFUSE
     engines: Engines | None = None
-    needs: tuple[str, ...] = ()
     when: Callable[[DeploymentFacts], bool | Cases]
     failed: str
     allowed: str = ""
@@ -242,9 +245,10 @@ class Rule:
     def _cases(self, deployment: DeploymentFacts) -> Cases:
         if self.engines is not None and deployment not in self.engines:
             return ()
-        if any(getattr(deployment, need) is None for need in self.needs):
+        try:
+            cases = self.when(deployment)
+        except UnknownFactError:
             return ()
-        cases = self.when(deployment)
         return ({},) if cases is True else cases or ()
 
     def _fault(self, deployment: DeploymentFacts, words: Mapping[str, Any], others: Sequence[Alternatives]) -> Fault:

@@ -38,7 +38,6 @@ rotary_rule = partial(Rule, topic=TOPIC, engines=BUILT)
 ROTARY_RULES = (
     rotary_rule(
         name="rope-types-are-known",
-        needs=("rotary",),
         when=lambda d: (
             known(d.rotary).kind not in ROPE_TYPES
             and not (known(d.rotary).kind == LONGROPE and _is_phi(d))
@@ -52,7 +51,6 @@ ROTARY_RULES = (
     ),
     rotary_rule(
         name="scaling-is-plain",
-        needs=("rotary",),
         when=lambda d: (
             bool(known(d.rotary).differences)
             and [
@@ -71,7 +69,6 @@ ROTARY_RULES = (
     rotary_rule(
         name="yarn-is-truncated",
         engines=GPU,
-        needs=("rotary",),
         when=lambda d: not known(d.rotary).truncate and (d.shape is None or d.shape.family.trtllm_build),
         failed="{d.label} scales its rotary positions by yarn with truncate=false, but TensorRT-LLM 1.2 rounds the ends"
         " of the ramp.",
@@ -80,11 +77,7 @@ ROTARY_RULES = (
     ),
     rotary_rule(
         name="longrope-keeps-to-its-original-context",
-        needs=("rotary", "shape"),
-        when=lambda d: (
-            0 < known(d.rotary).original < (d.build.max_seq_len or known(d.shape).max_position_embeddings)
-            and _is_phi(d)
-        ),
+        when=lambda d: _is_phi(d) and 0 < known(d.rotary).original < (d.longest or 0),
         failed="{d.label} scales its rotary positions by longrope: sequences of more than {d.rotary.original} tokens"
         " have factors of their own, which are not computed.",
         todo="Set build.max_seq_len={d.rotary.original} or less, or use engine=tensorrt_llm_llmapi.",
@@ -93,8 +86,7 @@ ROTARY_RULES = (
     Rule(
         name="queries-do-not-grow",
         topic=TOPIC,
-        needs=("rotary", "shape"),
-        when=lambda d: 0 < known(d.rotary).grows_from < (d.build.max_seq_len or known(d.shape).max_position_embeddings),
+        when=lambda d: d.shape is not None and 0 < known(d.rotary).grows_from < (d.longest or 0),
         failed="{d.label} multiplies queries by a factor that grows from position {d.rotary.grows_from}"
         " (llama_4_scaling_beta), which no engine computes.",
         todo="Set build.max_seq_len={d.rotary.grows_from} or less: up to there the factor is 1.",
@@ -102,7 +94,6 @@ ROTARY_RULES = (
     ),
     rotary_rule(
         name="heads-rotate-wholly",
-        needs=("rotary",),
         when=lambda d: known(d.rotary).fraction != 1.0 and not _is_phi(d),
         failed="{d.label} rotates only a part of each head (partial_rotary_factor={d.rotary.fraction:g}), but all of it"
         " would be rotated.",
@@ -127,7 +118,7 @@ def _table(d: DeploymentFacts) -> Cases:
 
 def _crowded(d: DeploymentFacts) -> Cases:
     nodes = d.triton.num_nodes
-    return ({"per_node": d.world_size // nodes},) if d.world_size // nodes > (d.gpus_per_server or 0) else ()
+    return ({"per_node": d.world_size // nodes},) if d.world_size // nodes > known(d.gpus_per_server) else ()
 
 
 built_rule = partial(Rule, topic=SERVING_TOPIC, engines=BUILT)
@@ -187,7 +178,6 @@ SERVING_RULES = (
     ),
     ranks_rule(
         name="ranks-fit-a-server",
-        needs=("gpus_per_server",),
         when=_crowded,
         failed="tp_size={d.build.tp_size} and pp_size={d.build.pp_size} on triton.num_nodes={d.triton.num_nodes} need"
         " {per_node} GPUs in one server, which has {d.gpus_per_server}.",
@@ -196,7 +186,6 @@ SERVING_RULES = (
     ),
     any_image_rule(
         name="visual-positions-fit-the-table",
-        needs=("images",),
         when=_table,
         failed="build.max_prompt_embedding_table_size={d.build.max_prompt_embedding_table_size} is less than"
         " max_batch_size * visual_tokens * images_per_request = {d.build.max_batch_size} * {d.images.visual_tokens} *"
@@ -206,7 +195,6 @@ SERVING_RULES = (
     ),
     any_image_rule(
         name="images-are-for-llama-here",
-        needs=("images", "shape"),
         when=lambda d: known(d.images).model_type == "llava" and "llava" not in known(d.shape).family.features,
         failed=f"multimodal=llava has a {either(titles('llava'))} behind its encoder;"
         " given is {d.shape.architecture}.",
@@ -216,8 +204,7 @@ SERVING_RULES = (
     image_rule(
         name="images-are-reused-by-id-only",
         severity=Severity.WARN,
-        needs=("images",),
-        when=lambda d: d.kv_reuse,
+        when=lambda d: d.images is not None and d.kv_reuse,
         failed="kv_cache.enable_block_reuse={d.kv_reuse} with images: requests must send prompt_table_extra_id, or"
         " blocks of one image are mistaken for another's.",
         todo="Send it, or set kv_cache.enable_block_reuse=false.",
@@ -225,8 +212,7 @@ SERVING_RULES = (
     ),
     image_rule(
         name="tiles-are-arranged-on-the-cpu",
-        needs=("images",),
-        when=lambda d: d.tiled,
+        when=lambda d: d.images is not None and d.tiled,
         failed="multimodal={d.images.model_type} of a LLaVA 1.6 is not supported by engine=tensorrt_llm: NVIDIA's"
         " Triton models do not arrange its tiles.",
         allowed="They serve LLaVA 1.5.",
@@ -236,7 +222,6 @@ SERVING_RULES = (
     image_rule(
         name="images-need-nvidias-models",
         severity=Severity.WARN,
-        needs=("images",),
         when=lambda d: d.images is not None,
         failed="multimodal={d.images.model_type}: the code of multimodal_encoders, preprocessing and"
         " tensorrt_llm_bls for images is NVIDIA's, and deprecated in TensorRT-LLM 1.x.",

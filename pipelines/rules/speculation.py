@@ -72,7 +72,7 @@ def _wide_tree(d: DeploymentFacts) -> Cases:
 def _deep_tree(d: DeploymentFacts) -> Cases:
     """Medusa's tree may be shallower than its heads; EAGLE's must be as deep as its layers."""
     name, nodes = _tree(d)
-    depth, most = max(map(len, nodes), default=0), d.draft_depth or 0
+    depth, most = max(map(len, nodes), default=0), known(d.draft_depth)
     right = depth <= most if name == "medusa_choices" else depth == most
     key = "num_heads" if name == "medusa_choices" else "num_layers"
     return ({"name": name, "depth": depth, "given": key},) if nodes and not right else ()
@@ -153,7 +153,6 @@ RULES = (
     ),
     built_rule(
         name="draft-and-target-have-as-many-tokens",
-        needs=("draft", "shape"),
         when=lambda d: known(d.draft).vocab_size != known(d.shape).vocab_size,
         failed="speculative.draft has {d.draft.vocab_size} tokens, {d.label} has {d.shape.vocab_size}.",
         todo="Choose a draft model of the same family and tokenizer: model@speculative.draft=...",
@@ -161,8 +160,7 @@ RULES = (
     ),
     built_rule(
         name="a-draft-reaches-as-far",
-        needs=("draft", "shape"),
-        when=lambda d: (d.longest or 0) > known(d.draft).max_position_embeddings,
+        when=lambda d: d.shape is not None and (d.longest or 0) > known(d.draft).max_position_embeddings,
         failed="speculative.draft supports {d.draft.max_position_embeddings} tokens; {d.label} is built for"
         " {d.longest}.",
         todo="Set build.max_seq_len={d.draft.max_position_embeddings} or less.",
@@ -171,7 +169,6 @@ RULES = (
     built_rule(
         name="a-draft-is-smaller",
         severity=Severity.WARN,
-        needs=("draft", "shape"),
         when=lambda d: known(d.draft).num_params >= known(d.shape).num_params,
         failed="speculative.draft has {d.draft.num_params:,} parameters, {d.label} has {d.shape.num_params:,}: drafting"
         " costs more than it saves.",
@@ -189,7 +186,6 @@ RULES = (
     ),
     gpu_rule(
         name="heads-are-for-llama",
-        needs=("shape",),
         when=lambda d: d.speculation in HEADS and "decoding_heads" not in known(d.shape).family.features,
         failed="speculative={d.speculation} is prepared only for"
         f" {either(titles('decoding_heads'))}: this project runs TensorRT-LLM's conversion of heads for no other family"
@@ -240,7 +236,6 @@ RULES = (
     ),
     gpu_rule(
         name="trees-are-as-deep-as-the-draft",
-        needs=("draft_depth",),
         when=_deep_tree,
         failed="triton.{name} is {depth} tokens deep; speculative.{given} is {d.draft_depth}.",
         allowed="Medusa's tree is at most as deep as it has heads, EAGLE's exactly as deep as it has layers.",
@@ -256,7 +251,6 @@ RULES = (
     ),
     gpu_rule(
         name="lookahead-is-not-for-every-family",
-        needs=("shape",),
         when=lambda d: (
             d.build.speculative_decoding_mode == "lookahead_decoding"
             and "lookahead" not in known(d.shape).family.features

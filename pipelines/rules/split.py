@@ -182,12 +182,11 @@ def _heads_of_a_rank(d: DeploymentFacts) -> Cases:
 
 uneven_rule = partial(
     Rule,
-    needs=("shape",),
     failed="{name}={size} does not divide {what}={count}.",
     allowed="Divisors: {divisors}.",
     todo="Change tp_size.",
 )
-rule = partial(Rule, topic=TOPIC, engines=BUILT, needs=("shape",))
+rule = partial(Rule, topic=TOPIC, engines=BUILT)
 RULES = (
     rule(
         name="head-norms-need-shared-kv-heads",
@@ -247,10 +246,8 @@ RULES = (
         todo="Change pp_size.",
         source=f"{MODELOPT}: postprocess.py cuts layers into equal stages",
     ),
-    Rule(
+    rule(
         name="mix-has-no-pipeline",
-        topic=TOPIC,
-        engines=BUILT,
         when=lambda d: d.qformat is QFormat.AUTO and d.build.pp_size > 1,
         failed="pp_size={d.build.pp_size} does not work with quant=auto: TensorRT-LLM looks up a stage's formats by"
         " the numbers of its own layers, and one file has to do for all stages.",
