@@ -48,6 +48,7 @@ def _own_window_unset(d: DeploymentFacts) -> Cases:
 
 rule = partial(Rule, topic=TOPIC)
 gpu_rule = partial(rule, engines=GPU)
+gpu_warning = partial(gpu_rule, severity=Severity.WARN)
 RULES = (
     gpu_rule(
         name="a-models-window-is-told",
@@ -90,9 +91,8 @@ RULES = (
         todo="Set build.trtllm.use_paged_context_fmha=enable, or do without: {without}",
         source=f"{PLUGIN}; {REUSE}",
     ),
-    gpu_rule(
+    gpu_warning(
         name="without-context-fmha",
-        severity=Severity.WARN,
         when=lambda d: d.build["context_fmha"] == "disable" and not wanted(d),
         failed="build.trtllm.context_fmha=disable switches FP8 and paged context attention off as well, and prompts are"
         " slower.",
@@ -174,9 +174,8 @@ RULES = (
         todo="Set a larger window or fewer sinks.",
         source=TEMPLATES,
     ),
-    gpu_rule(
+    gpu_warning(
         name="a-passed-window-ends-reuse",
-        severity=Severity.WARN,
         when=lambda d: (
             (windows := d.triton.max_attention_window_size) is not None
             and d.kv_reuse

@@ -95,8 +95,10 @@ def _unpadded_ranks(d: DeploymentFacts) -> str:
 
 
 plugin_rule = partial(Rule, topic=PLUGINS, engines=GPU)
+plugin_warning = partial(plugin_rule, severity=Severity.WARN)
 integers_rule = partial(Rule, topic=INTEGERS, engines=GPU)
 weights_rule = partial(Rule, topic=WEIGHTS, engines=GPU)
+weights_warning = partial(weights_rule, severity=Severity.WARN)
 limit_rule = partial(Rule, topic=LIMITS, engines=BUILT)
 RULES = (
     limit_rule(
@@ -145,9 +147,8 @@ RULES = (
         todo="Set {key}=false, or speculative=none.",
         source=COMMAND,
     ),
-    plugin_rule(
+    plugin_warning(
         name="generation-logits-need-no-flag",
-        severity=Severity.WARN,
         when=lambda d: d.build["gather_generation_logits"],
         failed="build.trtllm.gather_generation_logits=true is deprecated and has no effect: the runtime decides.",
         todo="Remove it.",
@@ -204,9 +205,8 @@ RULES = (
         todo="Remove them{quants:, or choose }.",
         source=PLUGIN,
     ),
-    plugin_rule(
+    plugin_warning(
         name="fp8-is-slower-with-gemm-plugin",
-        severity=Severity.WARN,
         when=lambda d: (
             d.qformat is QFormat.FP8
             and d.build.gemm_plugin not in (None, "disable", "fp8")
@@ -226,9 +226,8 @@ RULES = (
         todo="Set build.reduce_fusion=disable.",
         source=BUILDER,
     ),
-    plugin_rule(
+    plugin_warning(
         name="reduce-fusion-is-left-off",
-        severity=Severity.WARN,
         when=lambda d: d.build.reduce_fusion == "disable" and _fuses(d),
         failed="build.reduce_fusion=disable with tp_size={d.build.tp_size}: NVIDIA measured 6 % less time per"
         " token with it (Llama 3.3 70B on 4 H100, ITL 15.41 -> 14.45 ms, published; in the worst case no difference).",
@@ -302,34 +301,30 @@ RULES = (
         todo="Set build.gemm_plugin=disable.",
         source="NVIDIA/Model-Optimizer issue #1974",
     ),
-    weights_rule(
+    weights_warning(
         name="sparse-kernels-need-sparse-weights",
-        severity=Severity.WARN,
         when=lambda d: d.build.weight_sparsity and d.sparsity == "none",
         failed="build.weight_sparsity=true with sparsity={d.sparsity}: dense weights run in dense kernels.",
         todo="Use sparsity=sparsegpt_2_4, unless the model itself is already 2:4 sparse.",
         source=NO_SPEED_UP,
     ),
-    weights_rule(
+    weights_warning(
         name="zeros-need-sparse-kernels",
-        severity=Severity.WARN,
         when=lambda d: d.sparsity != "none" and not d.build.weight_sparsity,
         failed="build.weight_sparsity=false with sparsity={d.sparsity}: the zeros cost accuracy and save nothing.",
         todo="Set build.weight_sparsity=true.",
         source=COMMAND,
     ),
-    weights_rule(
+    weights_warning(
         name="no-sparse-kernels",
-        severity=Severity.WARN,
         when=lambda d: d.sparsity != "none" and not FORMATS[d.qformat].products_of_tensorrt,
         failed="sparsity={d.sparsity} with quant={d.qformat} saves no time and no memory: plugins multiply these"
         " linears, and their kernels are dense.",
         todo="Use sparsity=none, or prune in 16 bit or FP8.",
         source=BUILDER,
     ),
-    weights_rule(
+    weights_warning(
         name="sparsity-may-not-be-faster",
-        severity=Severity.WARN,
         when=lambda d: d.build.weight_sparsity and d.sparsity != "none" and FORMATS[d.qformat].products_of_tensorrt,
         failed="sparsity={d.sparsity}: users measured a speed-up of 0 to 5 %; small batches are memory-bound.",
         todo="Compare with sparsity=none before you deploy it.",

@@ -57,6 +57,7 @@ def _not_by_tensor(d: DeploymentFacts) -> Cases:
 
 rule = partial(Rule, topic=TOPIC)
 family_rule = partial(Rule, topic=BY_FAMILY)
+family_warning = partial(family_rule, severity=Severity.WARN)
 RULES = (
     rule(
         name="fp8-needs-sm89",
@@ -128,9 +129,8 @@ RULES = (
         allowed=f"NVFP4 supports {either(titles('nvfp4'), 'and')}. Supported here: {{quants}}.",
         source=PRECISION,
     ),
-    family_rule(
+    family_warning(
         name="w4a8-of-gemma-was-listed-no",
-        severity=Severity.WARN,
         when=lambda d: d.qformat is QFormat.W4A8_AWQ and known(d.shape).family.w4a8_in_doubt,
         failed="TensorRT-Cloud 0.12 lists quant=w4a8_awq of {d.shape.architecture} as not supported, although"
         " TensorRT-LLM's quantize.py has a case for it.",
@@ -204,9 +204,8 @@ RULES = (
         todo="Use engine=tensorrt_llm_llmapi.",
         source="tensorrt_llm/layers/attention.py: Gemma 3's two bases alike; models/phi3/model.py: only longrope",
     ),
-    family_rule(
+    family_warning(
         name="gemma-prefers-bfloat16",
-        severity=Severity.WARN,
         engines=GPU,
         when=lambda d: (
             known(d.shape).family.float16_overflows

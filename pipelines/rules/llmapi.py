@@ -122,6 +122,7 @@ def _is_gpt_oss(d: DeploymentFacts) -> bool:
 
 
 rule = partial(Rule, topic=TOPIC, engines=LLM_API)
+warning = partial(rule, severity=Severity.WARN)
 RULES = (
     rule(
         name="llm-api-formats",
@@ -252,16 +253,14 @@ RULES = (
         todo="{todo}",
         source=EFFECTS,
     ),
-    rule(
+    warning(
         name="llm-api-file-has-an-effect",
-        severity=Severity.WARN,
         when=lambda d: _ignored_options(d.llm_api.file, d.llm_api.version, FILE),
         failed="{failed}",
         source=EFFECTS,
     ),
-    rule(
+    warning(
         name="llm-api-options-are-of-every-judge",
-        severity=Severity.WARN,
         when=_doubtful,
         failed="llm_api: TensorRT-LLM {judge} {does} {options}; what {d.llm_api.version} does is not known here.",
         todo="Leave it out if {d.llm_api.version} does not start.",
@@ -299,9 +298,8 @@ RULES = (
         todo="Remove it; the models supported here need none.",
         source=OPTIONS,
     ),
-    rule(
+    warning(
         name="llm-api-leaves-out-remote-code",
-        severity=Severity.WARN,
         when=lambda d: bool(d.llm_api.file.get("trust_remote_code")),
         failed="llm_api.file: trust_remote_code=true is left out: code of a model's repository is never run.",
         source=OPTIONS,

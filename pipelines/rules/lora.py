@@ -59,6 +59,7 @@ def _fused_swiglu(d: DeploymentFacts) -> Cases:
 
 
 gpu_rule = partial(Rule, topic=TOPIC, engines=GPU)
+gpu_warning = partial(gpu_rule, severity=Severity.WARN)
 built_rule = partial(Rule, topic=TOPIC, engines=BUILT)
 RULES = (
     gpu_rule(
@@ -157,18 +158,16 @@ RULES = (
         todo="Set quant.dtype=float16.",
         source=f"{MANAGER}; cpp/tensorrt_llm/runtime/loraUtils.cpp, runtime/utils/numpyUtils.cpp",
     ),
-    gpu_rule(
+    gpu_warning(
         name="adapters-want-float16",
-        severity=Severity.WARN,
         when=lambda d: bool(d.adapters) and d.dtype == "auto",
         failed="lora.adapters with quant.dtype={d.dtype}: only an engine of float16 (or float32) serves adapters, and"
         " many models are bfloat16.",
         todo="Set quant.dtype=float16.",
         source=f"{MANAGER}; cpp/tensorrt_llm/runtime/loraUtils.cpp, runtime/utils/numpyUtils.cpp",
     ),
-    gpu_rule(
+    gpu_warning(
         name="adapters-with-speculation-are-untested",
-        severity=Severity.WARN,
         when=lambda d: d.build["lora_plugin"] != "disable" and d.speculation != "none",
         failed="lora with speculative={d.speculation} is listed as untested by NVIDIA.",
         todo="Compare answers with and without speculation.",

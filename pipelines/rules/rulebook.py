@@ -125,6 +125,7 @@ built_rule = partial(Rule, topic=SERVING_TOPIC, engines=BUILT)
 gpu_rule = partial(Rule, topic=SERVING_TOPIC, engines=GPU)
 ranks_rule = partial(Rule, topic=RANKS, engines=GPU)
 image_rule = partial(Rule, topic=IMAGES, engines=GPU)
+image_warning = partial(image_rule, severity=Severity.WARN)
 any_image_rule = partial(Rule, topic=IMAGES, engines=BUILT)
 SERVING_RULES = (
     built_rule(
@@ -201,9 +202,8 @@ SERVING_RULES = (
         todo="Use LLaVA's own language model.",
         source=MULTIMODAL,
     ),
-    image_rule(
+    image_warning(
         name="images-are-reused-by-id-only",
-        severity=Severity.WARN,
         when=lambda d: d.images is not None and d.kv_reuse,
         failed="kv_cache.enable_block_reuse={d.kv_reuse} with images: requests must send prompt_table_extra_id, or"
         " blocks of one image are mistaken for another's.",
@@ -219,9 +219,8 @@ SERVING_RULES = (
         todo="Use engine=openvino, or a LLaVA 1.5.",
         source="triton_backend/all_models/multimodal/multimodal_encoders/1/model.py@5482176",
     ),
-    image_rule(
+    image_warning(
         name="images-need-nvidias-models",
-        severity=Severity.WARN,
         when=lambda d: d.images is not None,
         failed="multimodal={d.images.model_type}: the code of multimodal_encoders, preprocessing and"
         " tensorrt_llm_bls for images is NVIDIA's, and deprecated in TensorRT-LLM 1.x.",

@@ -89,6 +89,7 @@ def _speculates(d: DeploymentFacts) -> bool:
 
 
 gpu_rule = partial(Rule, topic=TOPIC, engines=GPU)
+gpu_warning = partial(gpu_rule, severity=Severity.WARN)
 built_rule = partial(Rule, topic=TOPIC, engines=BUILT)
 RULES = (
     gpu_rule(
@@ -175,9 +176,8 @@ RULES = (
         todo="Choose a smaller draft model.",
         source=SPECULATIVE,
     ),
-    gpu_rule(
+    gpu_warning(
         name="two-models-share-the-memory",
-        severity=Severity.WARN,
         when=lambda d: d.speculation == "draft_target" and d.triton.kv_cache_free_gpu_mem_fraction > MANY_TOKENS,
         failed="triton.kv_cache_free_gpu_mem_fraction={d.triton.kv_cache_free_gpu_mem_fraction} leaves the second model"
         " of speculative=draft_target little memory on the same GPU.",
@@ -210,17 +210,15 @@ RULES = (
         todo="Use kv_cache=auto.",
         source=f"{MEDUSA}; {EAGLE}; {REDRAFTER}",
     ),
-    gpu_rule(
+    gpu_warning(
         name="heads-answer-greedily",
-        severity=Severity.WARN,
         when=lambda d: d.speculation in ("medusa", "eagle"),
         failed="speculative={d.speculation} accepts tokens greedily: temperature, top_k and top_p of a request have no"
         " effect.",
         source=f"{MEDUSA}; {EAGLE}",
     ),
-    gpu_rule(
+    gpu_warning(
         name="pickled-heads-can-run-code",
-        severity=Severity.WARN,
         when=lambda d: bool(d.pickled_heads) and [{"names": listed(d.pickled_heads)}],
         failed="speculative.heads_path has pickled weights ({names}), which can run code when TensorRT-LLM's script"
         " loads them.",
