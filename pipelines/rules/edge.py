@@ -64,10 +64,8 @@ def _options(d: DeploymentFacts) -> Cases:
 
 def _window(d: DeploymentFacts) -> Cases:
     """Return the model's own window, where sequences can grow longer than it."""
-    window, limit = (
-        known(d.shape).sliding_window,
-        d.build.max_seq_len or min(LONGEST, known(d.shape).max_position_embeddings),
-    )
+    window = known(d.shape).sliding_window
+    limit = d.build.max_seq_len or min(LONGEST, known(d.shape).max_position_embeddings)
     return [{"window": window, "limit": limit}] if window and limit > window else ()
 
 

@@ -147,11 +147,8 @@ def _read_engine(folder: Path) -> OldDeployment:
     if values.get("speculative_decoding_mode") and isinstance(drafts, int) and values.get("max_seq_len"):
         values["max_seq_len"] -= drafts  # the builder added them
     experts = (pretrained.get("moe") or {}).get("num_experts")  # without any, the sizes are stated too
-    sizes = {
-        name: (int(mapping.get(name) or 1), str(path))
-        for name in WORDS["sizes"]
-        if experts or not name.startswith("moe_")
-    }
+    splits = [name for name in WORDS["sizes"] if experts or not name.startswith("moe_")]
+    sizes = {name: (int(mapping.get(name) or 1), str(path)) for name in splits}
     old = OldDeployment(
         read=(str(path),),
         settings=tuple(OldSetting("build", *pair, str(path), given=False) for pair in values.items()),
@@ -185,15 +182,10 @@ def _read_repository(folder: Path) -> OldDeployment:
     if not names and (broken := [fault for fault in faults if fault.message.partition("/")[0] not in configs]):
         raise UserError.of(broken)
     if len(names) != 1:
-        backends = ", ".join(
-            f"{name}: {config.backend or config.platform or 'none'}" for name, config in configs.items()
-        )
-        allowed = (
-            "One model with TensorRT engines is migrated at a time; in other backends there is nothing to migrate."
-        )
-        raise UserError(
-            f"'{folder}' has {len(names)} models with the backend tensorrtllm ({backends}).", allowed=allowed
-        )
+        backends = (f"{name}: {config.backend or config.platform or 'none'}" for name, config in configs.items())
+        what = f"'{folder}' has {len(names)} models with the backend tensorrtllm ({', '.join(backends)})."
+        one = "One model with TensorRT engines is migrated at a time; in other backends there is nothing to migrate."
+        raise UserError(what, allowed=one)
     model, keys = configs[names[0]], {row["triton_key"]: key for key, row in TEMPLATE["tensorrt_llm"].items()}
     values = {keys.get(key, key): parameter(model, key) for key in sorted(model.parameters)}
     values["triton_max_batch_size"] = str(model.max_batch_size or "")
