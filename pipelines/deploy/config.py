@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -42,7 +41,7 @@ class ClusterSettings(Group):
         decode: servers for answers alone; they get the KV cache of a prompt from the others.
     """
 
-    LATER: ClassVar[Mapping[str, Any]] = {"prefill": 0, "decode": 0}
+    LATER: ClassVar[tuple[str, ...]] = ("prefill", "decode")
 
     kind: Literal["none", "slurm", "mpi"] = "none"
     folder: Path = Path("cluster")
@@ -281,12 +280,7 @@ class ManifestSettings(Group):
         ssh_secret: Secret with the ssh keys of a group's nodes; None is the deployment's name and -mpi-ssh.
     """
 
-    LATER: ClassVar[Mapping[str, Any]] = {
-        "operator": "none",
-        "kv_routing": False,
-        "preview": False,
-        "route": RouteSettings(),
-    }
+    LATER: ClassVar[tuple[str, ...]] = ("operator", "kv_routing", "preview", "route")
 
     operator: Literal["none", "dynamo"] = "none"
     kv_routing: bool = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -71,7 +70,7 @@ class OpenVinoSettings(EngineOptions):
             token goes through. With more, grouped is faster for tokens of one user only, and slower for long prompts.
     """
 
-    LATER: ClassVar[Mapping[str, Any]] = {"head_precision": "checkpoint", "experts": "auto"}
+    LATER: ClassVar[tuple[str, ...]] = ("head_precision", "experts")
     DECIDE_SCORES: ClassVar[tuple[str, ...]] = ("inference_precision", "dynamic_quantization")
     DECIDE_BYTES: ClassVar[tuple[str, ...]] = ("head_precision", "experts")
 

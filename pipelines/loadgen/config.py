@@ -185,7 +185,7 @@ class WorkloadSettings(Group):
         seed: of lengths, prompts and arrival times.
     """
 
-    LATER: ClassVar[Mapping[str, Any]] = {"columns": None, "mix": (), "images": 0, "image_side": 336}
+    LATER: ClassVar[tuple[str, ...]] = ("columns", "mix", "images", "image_side")
 
     name: str
     isl: LengthSettings
@@ -331,7 +331,7 @@ class BenchmarkSettings(Group):
 
     SEARCH: ClassVar[Mapping[str, Any]] = {"search_attainment": 0.95, "search_tolerance": 0.1, "search_probes": 40}
     """Defaults of what only a search reads."""
-    LATER: ClassVar[Mapping[str, Any]] = {"api": None, "repeats": 1, "on_busy": "mark", "search": "none", **SEARCH}
+    LATER: ClassVar[tuple[str, ...]] = ("api", "repeats", "on_busy", "search", *SEARCH)
 
     url: str | None = None
     api: Api | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -106,7 +105,7 @@ class NightlySettings(Group):
         expect: expectations of every night.
     """
 
-    LATER: ClassVar[Mapping[str, Any]] = {"issue": None}
+    LATER: ClassVar[tuple[str, ...]] = ("issue",)
 
     name: str
     matrix: dict[str, tuple[str, ...]]

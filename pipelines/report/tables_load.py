@@ -236,7 +236,8 @@ def workload_text(workload: Mapping[str, Any]) -> str:
         lengths += f", and {count(len(mix), 'other length')} for {rest} % of them"
     text = f"{workload.get('name', 'unnamed')}: {lengths}"
     if images := workload.get("images"):
-        side = workload.get("image_side", WorkloadSettings.LATER["image_side"])  # not stored at its default
+        usual = WorkloadSettings.model_fields["image_side"].default  # not stored
+        side = workload.get("image_side", usual)
         text += f", {count(images, 'picture')} of {side} x {side} pixels among the input tokens"
     arrival = str(workload.get("arrival", ""))
     if arrival in _ARRIVALS:

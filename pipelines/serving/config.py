@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -52,7 +51,7 @@ class ServingSettings(Group):
         show_log: whether to print tritonserver's log as it is written, for systems that collect standard output.
     """
 
-    LATER: ClassVar[Mapping[str, Any]] = {"server": "tritonserver", "api_key": False, "image_hosts": ()}
+    LATER: ClassVar[tuple[str, ...]] = ("server", "api_key", "image_hosts")
 
     server: Literal["tritonserver", "trtllm_serve"] = "tritonserver"
     repository: Path | None = None

@@ -236,15 +236,16 @@ class Group(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
-    LATER: ClassVar[Mapping[str, Any]] = {}
-    """Defaults of keys that came after results were stored. What is stored lacks them where they have these values, so
-    that results, keys of artifacts and nights are comparable with those of before."""
+    LATER: ClassVar[tuple[str, ...]] = ()
+    """Keys that came after results were stored. What is stored lacks them where they have their defaults, which never
+    change, so that results, keys of artifacts and nights are comparable with those of before."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out later keys at their defaults."""
-        later = self.LATER
-        return {key: value for key, value in plain(self).items() if later.get(key, ...) != getattr(self, key)}
+        fields = type(self).model_fields
+        usual = {key: fields[key].get_default(call_default_factory=True) for key in self.LATER}
+        return {key: value for key, value in plain(self).items() if usual.get(key, ...) != getattr(self, key)}
 
     @field_validator("*", mode="wrap")
     @classmethod

@@ -53,7 +53,7 @@ class TuningSettings(Group):
 class Settings(Group):
     """The whole configuration."""
 
-    LATER: ClassVar[Mapping[str, Any]] = {"llm_api": LlmApiSettings()}
+    LATER: ClassVar[tuple[str, ...]] = ("llm_api",)
 
     model: ModelSettings
     quant: QuantSettings

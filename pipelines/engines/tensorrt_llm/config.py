@@ -163,7 +163,7 @@ class NamedOptions(ChoosingGroup):
     """
 
     CHOSEN: ClassVar[tuple[str, ...]] = (*LIMITS_FOR_LOAD, *TUNED)
-    LATER: ClassVar[Mapping[str, Any]] = {"moe_ep_size": 1}
+    LATER: ClassVar[tuple[str, ...]] = ("moe_ep_size",)
 
     max_batch_size: Annotated[int, Field(ge=1, le=2**16)] = 2048
     max_input_len: Tokens = 1024
@@ -235,7 +235,7 @@ class BuildSettings(NamedOptions):
     def every(self) -> dict[str, Any]:
         """Return the value of every option and the ranks, as JSON has them."""
         names = [name for name in ("tp_size", "pp_size", *OPTIONS) if name != "model_config"]  # as in stored results
-        names += [name for name, usual in self.LATER.items() if self[name] != usual]
+        names += [name for name in self.LATER if self[name] != type(self).model_fields[name].default]
         values = {name: self[name] for name in names}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
