@@ -8,7 +8,6 @@ from pipelines.domain.formats import KvFormat, QFormat, rules_out_reuse
 from pipelines.rules.record import BUILT, CPU, GPU, Cases, DeploymentFacts, Rule, Severity, known, listed
 from pipelines.rules.split import BUILDER, COMMAND, PLUGIN, REUSE, SCHEDULER, TEMPLATES
 
-TOPIC = "KV cache and attention"
 FP8_ATTENTION = (QFormat.FP8, QFormat.W4A8_AWQ, QFormat.NVFP4)
 """Formats whose prompts can be attended to in FP8."""
 OUTGROWN = (
@@ -46,7 +45,7 @@ def _own_window_unset(d: DeploymentFacts) -> Cases:
     return () if same else [{"windows": listed(pattern)}]
 
 
-rule = partial(Rule, topic=TOPIC)
+rule = partial(Rule, topic="KV cache and attention")
 gpu_rule = partial(rule, engines=GPU)
 gpu_warning = partial(gpu_rule, severity=Severity.WARN)
 RULES = (

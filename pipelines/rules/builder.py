@@ -24,10 +24,6 @@ from pipelines.rules.split import (
 )
 from pipelines.settings.features import WITHOUT_REDUCE_FUSION
 
-LIMITS = "Limits"
-PLUGINS = "Plugins and fusions"
-INTEGERS = "INT8 and INT4 weights"
-WEIGHTS = "Sparse and streamed weights"
 NO_SPEED_UP = "issues #1559, #1802, #1731, #1913, #2670; NVIDIA/Model-Optimizer issues #36, #1974"
 FP8_PLUGINS = ("gemm_swiglu_plugin", "low_latency_gemm_plugin", "low_latency_gemm_swiglu_plugin")
 
@@ -94,12 +90,12 @@ def _unpadded_ranks(d: DeploymentFacts) -> str:
     return f"tp_size={'/'.join(map(str, fits))} works." if fits else "No tp_size works."
 
 
-plugin_rule = partial(Rule, topic=PLUGINS, engines=GPU)
+plugin_rule = partial(Rule, topic="Plugins and fusions", engines=GPU)
 plugin_warning = partial(plugin_rule, severity=Severity.WARN)
-integers_rule = partial(Rule, topic=INTEGERS, engines=GPU)
-weights_rule = partial(Rule, topic=WEIGHTS, engines=GPU)
+integers_rule = partial(Rule, topic="INT8 and INT4 weights", engines=GPU)
+weights_rule = partial(Rule, topic="Sparse and streamed weights", engines=GPU)
 weights_warning = partial(weights_rule, severity=Severity.WARN)
-limit_rule = partial(Rule, topic=LIMITS, engines=BUILT)
+limit_rule = partial(Rule, topic="Limits", engines=BUILT)
 RULES = (
     limit_rule(
         name="longer-than-the-model",

@@ -8,7 +8,6 @@ from pipelines.domain.formats import FORMATS, UNIFORM
 from pipelines.engines.openvino.memory import KV_BLOCK_TOKENS, least_window, nearest_window
 from pipelines.rules.record import CPU, Cases, DeploymentFacts, Rule, listed
 
-TOPIC = "CPU engine"
 DRAFTING = ("none", "draft_target")
 WINDOW = "pipelines/engines/openvino/memory.py: openvino_genai CacheEvictionConfig drops whole blocks (2026.4)"
 
@@ -49,7 +48,7 @@ def _beside_table(d: DeploymentFacts) -> Cases:
     return [{"other": others[0]}] if d.build.max_prompt_embedding_table_size and others else ()
 
 
-rule = partial(Rule, topic=TOPIC, engines=CPU)
+rule = partial(Rule, topic="CPU engine", engines=CPU)
 RULES = (
     rule(
         name="cpu-rounds-activations-of-weight-only-formats",

@@ -20,9 +20,6 @@ from pipelines.engines.tensorrt_llm.config import key_of
 from pipelines.rules.record import BUILT, CPU, GPU, Cases, DeploymentFacts, Rule, Severity, either, known
 from pipelines.rules.split import BUILDER, GEMMA, MODELOPT, PLUGIN, PRECISION, SUPPORT
 
-TOPIC = "Formats and GPUs"
-BY_FAMILY = "Formats and model families"
-
 REFUSED_ON_SM100 = (
     "gemm_swiglu_plugin",
     "fp8_rowwise_gemm_plugin",
@@ -55,8 +52,8 @@ def _not_by_tensor(d: DeploymentFacts) -> Cases:
     return [{"why": family.not_exported, "by_tensor": f"none, int8_wo, int4_wo{more}", "other": other}]
 
 
-rule = partial(Rule, topic=TOPIC)
-family_rule = partial(Rule, topic=BY_FAMILY)
+rule = partial(Rule, topic="Formats and GPUs")
+family_rule = partial(Rule, topic="Formats and model families")
 family_warning = partial(family_rule, severity=Severity.WARN)
 RULES = (
     rule(

@@ -106,7 +106,6 @@ ROTARY_RULES = (
 # Parameters of the served model against the engine: batches, beams, ranks, images.
 
 SERVING_TOPIC = "Serving"
-RANKS = "Several GPUs"
 IMAGES = "Images"
 
 
@@ -123,7 +122,7 @@ def _crowded(d: DeploymentFacts) -> Cases:
 
 built_rule = partial(Rule, topic=SERVING_TOPIC, engines=BUILT)
 gpu_rule = partial(Rule, topic=SERVING_TOPIC, engines=GPU)
-ranks_rule = partial(Rule, topic=RANKS, engines=GPU)
+ranks_rule = partial(Rule, topic="Several GPUs", engines=GPU)
 image_rule = partial(Rule, topic=IMAGES, engines=GPU)
 image_warning = partial(image_rule, severity=Severity.WARN)
 any_image_rule = partial(Rule, topic=IMAGES, engines=BUILT)

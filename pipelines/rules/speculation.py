@@ -29,7 +29,6 @@ DECODING = {
     "lookahead_decoding": "lookahead",
 }
 """build.speculative_decoding_mode -> triton.decoding_mode; draft tokens from elsewhere need no mode."""
-MANY_TOKENS = 0.5
 
 
 def _tokens(d: DeploymentFacts) -> Cases:
@@ -178,7 +177,7 @@ RULES = (
     ),
     gpu_warning(
         name="two-models-share-the-memory",
-        when=lambda d: d.speculation == "draft_target" and d.triton.kv_cache_free_gpu_mem_fraction > MANY_TOKENS,
+        when=lambda d: d.speculation == "draft_target" and d.triton.kv_cache_free_gpu_mem_fraction > 0.5,
         failed="triton.kv_cache_free_gpu_mem_fraction={d.triton.kv_cache_free_gpu_mem_fraction} leaves the second model"
         " of speculative=draft_target little memory on the same GPU.",
         todo="Set it to 0.45, or place the models with triton.gpu_device_ids.",
