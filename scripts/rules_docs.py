@@ -20,7 +20,7 @@ from pipelines.host.files import write_text
 from pipelines.host.machine import Machine
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.user_inputs import UserInputs
-from pipelines.rules.record import BrokenRule, DeploymentFacts, Rule, Severity
+from pipelines.rules.record import BrokenRule, DeploymentFacts, Rule
 from pipelines.rules.rulebook import RULES, check
 from pipelines.settings.compose import load
 from pipelines.settings.paths import PROJECT_ROOT
@@ -172,7 +172,7 @@ def _new(broken: Mapping[tuple[int, int], list[BrokenRule]], row: int, column: i
     if (row, column) not in broken:
         return "–"
     alone = {finding.rule for at in (row, column) if row != column for finding in broken[at, at]}
-    if any(rule.severity is Severity.REFUSE for rule in alone):
+    if any(not rule.warns for rule in alone):
         return "(no)"
     return _cell([finding for finding in broken[row, column] if finding.rule not in alone])
 
@@ -183,8 +183,8 @@ def _letter(number: int) -> str:
 
 def _cell(findings: Iterable[BrokenRule]) -> str:
     """Format findings as `no 3, 7`, `warn 5` or `yes`."""
-    for severity, word in ((Severity.REFUSE, "**no**"), (Severity.WARN, "warn")):
-        names = dict.fromkeys(finding.rule.name for finding in findings if finding.rule.severity is severity)
+    for warns, word in ((False, "**no**"), (True, "warn")):
+        names = dict.fromkeys(finding.rule.name for finding in findings if finding.rule.warns is warns)
         if names:
             return f"{word} " + ", ".join(str(NUMBERS[name]) for name in names)
     return "yes"
@@ -206,7 +206,7 @@ def _rules() -> Iterator[str]:
 def _row(rule: Rule) -> list[str]:
     judged = rule.engines
     engines = "" if judged is None else ", ".join(name for name, engine in ENGINES.items() if engine in judged)
-    word = "**no**" if rule.severity is Severity.REFUSE else "warn"
+    word = "warn" if rule.warns else "**no**"
     message = " ".join(part for part in (rule.failed, rule.allowed, rule.todo) if part)
     return [str(NUMBERS[rule.name]), f"{word} {rule.name}", engines, _readable(message), rule.source]
 

@@ -34,7 +34,7 @@ from pipelines.plan.user_inputs import ENOUGH_TEXTS, calibrates
 from pipelines.predict.performance import gpus
 from pipelines.predict.performance.gpus import usable_bytes
 from pipelines.predict.performance.limits import request_tokens
-from pipelines.rules.record import Alternatives, BrokenRule, Severity
+from pipelines.rules.record import Alternatives, BrokenRule
 from pipelines.rules.rulebook import RULES, check_checkpoint, refused, warned
 from pipelines.rules.rulebook import check as check_table
 from pipelines.serving.locate import why_no_server
@@ -109,7 +109,7 @@ def check(d: Deployment) -> Checked:
 
 
 def _refusing(findings: Iterable[BrokenRule]) -> set[str]:
-    return {finding.rule.name for finding in findings if finding.rule.severity is Severity.REFUSE}
+    return {finding.rule.name for finding in findings if not finding.rule.warns}
 
 
 def _engine_notes(d: Deployment) -> tuple[str, ...]:

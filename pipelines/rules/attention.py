@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from pipelines.domain.formats import KvFormat, QFormat, rules_out_reuse
-from pipelines.rules.record import BUILT, CPU, GPU, Cases, DeploymentFacts, Rule, Severity, known, listed
+from pipelines.rules.record import BUILT, CPU, GPU, Cases, DeploymentFacts, Rule, known, listed
 from pipelines.rules.split import BUILDER, COMMAND, PLUGIN, REUSE, SCHEDULER, TEMPLATES
 
 FP8_ATTENTION = (QFormat.FP8, QFormat.W4A8_AWQ, QFormat.NVFP4)
@@ -47,7 +47,7 @@ def _own_window_unset(d: DeploymentFacts) -> Cases:
 
 rule = partial(Rule, topic="KV cache and attention")
 gpu_rule = partial(rule, engines=GPU)
-gpu_warning = partial(gpu_rule, severity=Severity.WARN)
+gpu_warning = partial(gpu_rule, warns=True)
 RULES = (
     gpu_rule(
         name="a-models-window-is-told",

@@ -7,7 +7,7 @@ from functools import partial
 from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.engines.tensorrt_llm.config import key_of
-from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, either, known, listed
+from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, either, known, listed
 from pipelines.rules.split import (
     BUILDER,
     COMMAND,
@@ -91,10 +91,10 @@ def _unpadded_ranks(d: DeploymentFacts) -> str:
 
 
 plugin_rule = partial(Rule, topic="Plugins and fusions", engines=GPU)
-plugin_warning = partial(plugin_rule, severity=Severity.WARN)
+plugin_warning = partial(plugin_rule, warns=True)
 integers_rule = partial(Rule, topic="INT8 and INT4 weights", engines=GPU)
 weights_rule = partial(Rule, topic="Sparse and streamed weights", engines=GPU)
-weights_warning = partial(weights_rule, severity=Severity.WARN)
+weights_warning = partial(weights_rule, warns=True)
 limit_rule = partial(Rule, topic="Limits", engines=BUILT)
 RULES = (
     limit_rule(

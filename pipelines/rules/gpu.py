@@ -17,7 +17,7 @@ from pipelines.domain.formats import (
 )
 from pipelines.domain.rotary import LONGROPE
 from pipelines.engines.tensorrt_llm.config import key_of
-from pipelines.rules.record import BUILT, CPU, GPU, Cases, DeploymentFacts, Rule, Severity, either, known
+from pipelines.rules.record import BUILT, CPU, GPU, Cases, DeploymentFacts, Rule, either, known
 from pipelines.rules.split import BUILDER, GEMMA, MODELOPT, PLUGIN, PRECISION, SUPPORT
 
 REFUSED_ON_SM100 = (
@@ -54,7 +54,7 @@ def _not_by_tensor(d: DeploymentFacts) -> Cases:
 
 rule = partial(Rule, topic="Formats and GPUs")
 family_rule = partial(Rule, topic="Formats and model families")
-family_warning = partial(family_rule, severity=Severity.WARN)
+family_warning = partial(family_rule, warns=True)
 RULES = (
     rule(
         name="fp8-needs-sm89",

@@ -12,7 +12,7 @@ from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.engines.tensorrt_llm.config import BuildSettings, key_of
 from pipelines.engines.tensorrt_llm.llm_api import Complaint, complaints, doubts, settings_in, split_fault, tuned_files
 from pipelines.rules.attention import OUTGROWN
-from pipelines.rules.record import LLM_API, Cases, DeploymentFacts, Rule, Severity, either, known, listed
+from pipelines.rules.record import LLM_API, Cases, DeploymentFacts, Rule, either, known, listed
 from pipelines.rules.split import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT, uneven, uneven_rule
 
 TOPIC = "LLM API"
@@ -122,7 +122,7 @@ def _is_gpt_oss(d: DeploymentFacts) -> bool:
 
 
 rule = partial(Rule, topic=TOPIC, engines=LLM_API)
-warning = partial(rule, severity=Severity.WARN)
+warning = partial(rule, warns=True)
 RULES = (
     rule(
         name="llm-api-formats",

@@ -8,7 +8,7 @@ from functools import partial
 from pipelines.domain.adapter import Adapter, linear_widths
 from pipelines.domain.formats import QFormat
 from pipelines.engines.tensorrt_llm.config import key_of
-from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, known, listed
+from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, known, listed
 from pipelines.rules.split import COMBINATIONS, COMMAND, LAYERS, LORA, MLP, MODEL_CONFIG, SWIGLU_PLUGINS
 
 TOPIC = "LoRA"
@@ -59,7 +59,7 @@ def _fused_swiglu(d: DeploymentFacts) -> Cases:
 
 
 gpu_rule = partial(Rule, topic=TOPIC, engines=GPU)
-gpu_warning = partial(gpu_rule, severity=Severity.WARN)
+gpu_warning = partial(gpu_rule, warns=True)
 built_rule = partial(Rule, topic=TOPIC, engines=BUILT)
 RULES = (
     gpu_rule(

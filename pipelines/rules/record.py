@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
@@ -136,13 +135,6 @@ def known(value: T | None) -> T:
     return value
 
 
-class Severity(StrEnum):
-    """Consequence of a finding: the run is refused, or goes on with a warning."""
-
-    REFUSE = "refuse"
-    WARN = "warn"
-
-
 Cases = Sequence[Mapping[str, Any]]
 """Result of a rule's test: one mapping of message words per finding."""
 
@@ -208,7 +200,7 @@ class Rule:
     Attributes:
         name: unique name, in words.
         topic: heading in the docs.
-        severity: whether the run is refused.
+        warns: whether the run goes on, with a warning; otherwise it is refused.
         engines: engines it applies to; None means all.
         when: true, or one mapping of words per finding, if the rule is broken; it asks for facts with `known`.
         failed: what failed and what was given; `{d.sm}` is a field of the deployment, `{word}` one of `when`, and
@@ -220,7 +212,7 @@ class Rule:
 
     name: str
     topic: str
-    severity: Severity = Severity.REFUSE
+    warns: bool = False
     engines: Engines | None = None
     when: Callable[[DeploymentFacts], bool | Cases]
     failed: str
@@ -240,7 +232,7 @@ class Rule:
 
     def refuses(self, deployment: DeploymentFacts) -> bool:
         """Return whether this rule stops a deployment."""
-        return self.severity is Severity.REFUSE and bool(self._cases(deployment))
+        return not self.warns and bool(self._cases(deployment))
 
     def _cases(self, deployment: DeploymentFacts) -> Cases:
         if self.engines is not None and deployment not in self.engines:

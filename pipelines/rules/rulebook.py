@@ -18,7 +18,6 @@ from pipelines.rules.record import (
     Cases,
     DeploymentFacts,
     Rule,
-    Severity,
     either,
     judge,
     known,
@@ -124,7 +123,7 @@ built_rule = partial(Rule, topic=SERVING_TOPIC, engines=BUILT)
 gpu_rule = partial(Rule, topic=SERVING_TOPIC, engines=GPU)
 ranks_rule = partial(Rule, topic="Several GPUs", engines=GPU)
 image_rule = partial(Rule, topic=IMAGES, engines=GPU)
-image_warning = partial(image_rule, severity=Severity.WARN)
+image_warning = partial(image_rule, warns=True)
 any_image_rule = partial(Rule, topic=IMAGES, engines=BUILT)
 SERVING_RULES = (
     built_rule(
@@ -153,7 +152,7 @@ SERVING_RULES = (
     ),
     built_rule(
         name="bls-answers-one-request-per-instance",
-        severity=Severity.WARN,
+        warns=True,
         when=lambda d: d.through_bls and d.triton.bls_instance_count < d.build.max_batch_size,
         failed="Of requests to tensorrt_llm_bls, triton.bls_instance_count={d.triton.bls_instance_count} are answered"
         " at a time, and the engine takes {d.build.max_batch_size}: the others wait.",
@@ -250,12 +249,12 @@ def check(deployment: DeploymentFacts) -> list[BrokenRule]:
 
 def refused(findings: list[BrokenRule]) -> list[Fault]:
     """Return the findings that stop a run."""
-    return [finding.fault for finding in findings if finding.rule.severity is Severity.REFUSE]
+    return [finding.fault for finding in findings if not finding.rule.warns]
 
 
 def warned(findings: list[BrokenRule]) -> list[Fault]:
     """Return the findings that are reported as warnings."""
-    return [finding.fault for finding in findings if finding.rule.severity is Severity.WARN]
+    return [finding.fault for finding in findings if finding.rule.warns]
 
 
 def check_checkpoint(

@@ -6,7 +6,7 @@ from functools import partial
 
 from pipelines.domain.families import titles
 from pipelines.domain.formats import QFormat
-from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, either, known, listed
+from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, either, known, listed
 from pipelines.rules.split import (
     BACKEND,
     BUILDER,
@@ -88,7 +88,7 @@ def _speculates(d: DeploymentFacts) -> bool:
 
 
 gpu_rule = partial(Rule, topic=TOPIC, engines=GPU)
-gpu_warning = partial(gpu_rule, severity=Severity.WARN)
+gpu_warning = partial(gpu_rule, warns=True)
 built_rule = partial(Rule, topic=TOPIC, engines=BUILT)
 RULES = (
     gpu_rule(
@@ -168,7 +168,7 @@ RULES = (
     ),
     built_rule(
         name="a-draft-is-smaller",
-        severity=Severity.WARN,
+        warns=True,
         when=lambda d: known(d.draft).num_params >= known(d.shape).num_params,
         failed="speculative.draft has {d.draft.num_params:,} parameters, {d.label} has {d.shape.num_params:,}: drafting"
         " costs more than it saves.",

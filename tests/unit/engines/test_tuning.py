@@ -14,7 +14,6 @@ from pipelines.engines.tensorrt_llm.advice import ROWS
 from pipelines.engines.tensorrt_llm.config import TUNED, BuildSettings
 from pipelines.engines.tuning import advice, tuned
 from pipelines.plan.deployment import Deployment
-from pipelines.rules.record import Severity
 from pipelines.rules.rulebook import check
 from pipelines.settings.base import ChoosingGroup
 from pipelines.settings.compose import load as compose
@@ -235,7 +234,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
 def found_by_rules(settings: Settings) -> tuple[set[str], set[str]]:
     """What refuses, and all that is said."""
     findings = check(Deployment(settings, "build", TENSORRT_LLM, NO_GPU, shape=shape_of(settings)).facts)
-    refusing = {each.rule.name for each in findings if each.rule.severity is Severity.REFUSE}
+    refusing = {each.rule.name for each in findings if not each.rule.warns}
     return refusing, {each.rule.name for each in findings}
 
 
