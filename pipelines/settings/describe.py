@@ -98,16 +98,14 @@ def _kind(annotation: Any, metadata: Any = ()) -> str:
     if origin in (Union, types.UnionType):
         some = [_kind(each, metadata) for each in inside if each is not type(None)]
         return " or ".join([*some, "null"] if type(None) in inside else some)
-    if origin is Literal:
-        return f"one of {', '.join(str(each) for each in inside)}"
+    if annotation is not bool and (choices := list(_choices(annotation))):
+        return f"one of {', '.join(choices)}"
     if origin is tuple:
         return f"list of {_kind(inside[0])}"
     if origin is dict:
         return f"mapping of {_kind(inside[0])} to {_kind(inside[1])}"
     if inspect.isclass(annotation) and issubclass(annotation, Group):
         return f"mapping with the keys {', '.join(annotation.model_fields)}"
-    if inspect.isclass(annotation) and issubclass(annotation, enum.Enum):
-        return f"one of {', '.join(each.value for each in annotation)}"
     return BASIC[annotation] + _bounds(metadata)
 
 
