@@ -20,7 +20,7 @@ from scipy.special import stdtrit
 
 from pipelines.document.show import count, number, percent
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, LargestLoad, LoadPoint, Slo
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import UserError, refuse
 from pipelines.domain.metrics import PROGRESS, TERMINAL, MetricStatistic
 from pipelines.domain.summary import CONVENTIONS, summarise
 from pipelines.host.files import replacing, write_json
@@ -271,8 +271,7 @@ def run_benchmark(
         UserError: contradicting settings, no server, unknown model, a model without the interface, no tokenizer, or a
             server that refuses every request.
     """
-    if faults := load_faults(workload, settings):
-        raise UserError.of(faults)
+    refuse(load_faults(workload, settings))
     openai, images, model_name = settings.is_openai, workload.images, settings.model_name
     server: Server | OpenAiEndpoint
     if openai:

@@ -23,7 +23,7 @@ from typing import Any
 
 from eval.verdict import Verdict
 from pipelines.document.canvas import write_document
-from pipelines.domain.errors import Fault, UserError, collecting
+from pipelines.domain.errors import Fault, UserError, collecting, refuse
 from pipelines.domain.units import show_seconds
 from pipelines.engines.registry import choose
 from pipelines.host.disk import check_folders, relative_to_cwd
@@ -80,8 +80,7 @@ def measure(settings: Settings, cells: Sequence[NightlyCell]) -> str:
     for cell in cells:  # a wrong override is found before the night begins
         with collecting(faults):
             configured.append(load(cell.overrides))
-    if faults:
-        raise UserError.of(list(dict.fromkeys(faults)))
+    refuse(dict.fromkeys(faults))
     history = History(settings.nightly.history)
     host = socket.gethostname()
     with history.only_run(host):

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any, TypeVar
 
 from eval.perplexity import PerplexityResult
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import UserError, refuse
 from pipelines.report.data import ArtifactInput, ReportedArtifact
 from pipelines.store.manifest import MANIFEST, Manifests
 from pipelines.store.store import Store
@@ -37,8 +37,7 @@ class ArtifactIndex:
         self.root = store.root
         folders = (folder for folder in store.folders() if folder.parent.name in STAGES)
         manifests = Manifests.read([folder for folder in folders if (folder / MANIFEST).exists()])
-        if manifests.faults:
-            raise UserError.of(manifests.faults)
+        refuse(manifests.faults)
         newest_first = sorted(manifests.whole.items(), key=lambda item: str(item[1]["created"]), reverse=True)
         newest_first.sort(key=lambda item: STAGES.index(item[1]["stage"]))
         places = {folder.relative_to(store.root).as_posix(): manifest for folder, manifest in newest_first}

@@ -33,7 +33,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
-from pipelines.domain.errors import Fault, UserError, collecting, did_you_mean
+from pipelines.domain.errors import Fault, UserError, collecting, did_you_mean, refuse
 from pipelines.host.disk import check_folders
 from pipelines.host.files import write_json
 from pipelines.host.machine import Machine, gather
@@ -111,8 +111,7 @@ def check_launcher(sweep: Sweep, target: Target) -> None:
                 todo="Leave it out, or compare on a cluster with hydra/launcher=slurm.",
             )
         )
-    if faults:
-        raise UserError.of(faults)
+    refuse(faults)
 
 
 def launcher_faults(overrides: Sequence[str]) -> list[Fault]:
@@ -302,8 +301,7 @@ def _without_finished(cells: Sequence[SweepCell], store: Store, machine: Machine
         with collecting(faults):
             raw = compose(cell.overrides)
             judged.append(_judged(cell, raw, store, machine, here))
-    if faults:
-        raise UserError.of(list(dict.fromkeys(faults)))
+    refuse(dict.fromkeys(faults))
     return judged
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.document.show import count
-from pipelines.domain.errors import UserError, read_record
+from pipelines.domain.errors import UserError, read_record, refuse
 from pipelines.domain.formats import UNIFORM, KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.variant import Variant
@@ -278,8 +278,7 @@ def gpu_model(
         UserError: the GPU does not support it, the model leaves no room for a KV cache, or a setting changes the speed
             in a way that is not modelled.
     """
-    if faults := unmodelled(settings):
-        raise UserError.of(faults)
+    refuse(unmodelled(settings))
     setup = Setup.of(settings, model, gpu)
     setup = replace(setup, tp=tp or setup.tp, pp=pp or setup.pp)
     if form is not None and form.formats is not None:

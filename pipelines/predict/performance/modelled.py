@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -156,8 +155,3 @@ def _window(trial: Trial, requests: Requests) -> tuple[float, float, Any]:
     # nothing is sent any more; the window ended when the next request would have been sent
     after = requests.end[requests.end > arrival[-1]]
     return begin, float(after.min()) + trial.load.client_delay, due
-
-
-def model(levels: Iterable[MeasuredLevel], deployment: ModelledDeployment) -> list[Summary]:
-    """Model every load."""
-    return [run_trial(trial(level), deployment) for level in levels]

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipelines.document.show import NONE, count, number
 from pipelines.domain.benchmark import Distribution
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.domain.metrics import BY_NAME
 from pipelines.engines.config import HardwareSettings
 from pipelines.host.machine import Machine
@@ -138,8 +138,7 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings, judge: Judge) ->
 
 def _fitted(settings: Settings, path: Path) -> SimulationCase:
     """Return the deployment that `sizing.fit` was fitted to, with its limits replaced by those that are set here."""
-    if faults := unmodelled(settings):
-        raise UserError.of(faults)
+    refuse(unmodelled(settings))
     fit = load_fit(path)
     what = f"{fit.model} {fit.precision or ''} on {fit.gpu or fit.engine}, TP {fit.tp}"
     return _deployed(settings, fit.deployment, what=what, reason=fit.why, kv_source="as fitted")

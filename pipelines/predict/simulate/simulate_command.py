@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pipelines.domain.errors import Fault, UserError, collecting
+from pipelines.domain.errors import Fault, UserError, collecting, refuse
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.machine import Machine, gather
 from pipelines.host.screen import say, wrapped
@@ -126,7 +126,5 @@ def _judged(
     if faults or case is None:
         raise UserError.of(faults)
     levels = make_levels(settings, case)
-    faults = [fault for level in levels for fault in level.faults(case.engines[0])]
-    if faults:
-        raise UserError.of(faults[:1])
+    refuse([fault for level in levels for fault in level.faults(case.engines[0])][:1])
     return case, levels

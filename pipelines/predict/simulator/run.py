@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.predict.simulator.backend import Backend, loop_of
 from pipelines.predict.simulator.interface import (
     Admission,
@@ -237,9 +237,7 @@ def _rules(engine: SchedulerLimits, load: OfferedLoad, cost: Cost, until: float 
 
 
 def _check(engine: SchedulerLimits, load: OfferedLoad, isl: Any, osl: Any) -> None:
-    faults = [*_engine_faults(engine), *_load_faults(load, isl, osl)]
-    if faults:
-        raise UserError.of(faults)
+    refuse([*_engine_faults(engine), *_load_faults(load, isl, osl)])
     if engine.kv_blocks is None:
         return
     own, pool = engine.own_blocks(isl, isl + osl, load.cached), engine.kv_blocks - engine.shared_blocks
