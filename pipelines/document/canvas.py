@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.document.blocks import Column, Document, Figure, Origin, Ranking, render_markdown
-from pipelines.domain.errors import UserError
-from pipelines.host.files import write_bytes
+from pipelines.host.files import disk_faults, write_bytes
 from pipelines.host.screen import as_typed
 
 if TYPE_CHECKING:
@@ -42,7 +41,8 @@ def write_document(document: Document, folder: Path) -> ReportPaths:
         UserError: the folder cannot be written.
     """
     plots: list[Path] = []
-    try:
+    todo = "Choose another folder: report.folder=/some/folder"
+    with disk_faults(f"The report cannot be written to {folder}", todo):
         folder.mkdir(parents=True, exist_ok=True)
         earlier = folder / "report.md"
         text = earlier.read_text(encoding="utf-8") if earlier.is_file() else ""
@@ -56,11 +56,6 @@ def write_document(document: Document, folder: Path) -> ReportPaths:
         html = write_bytes(folder / "report.html", as_typed(render_html(document)).encode())
         for name in before - {path.name for path in plots}:  # delete old plots of formats that are not in this report
             (folder / name).unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"The report cannot be written to {folder}: {error.strerror}.",
-            todo="Choose another folder: report.folder=/some/folder",
-        ) from None
     return ReportPaths(markdown, html, tuple(plots), files)
 
 

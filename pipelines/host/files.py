@@ -35,6 +35,15 @@ MANIFEST = "manifest.json"
 
 
 @contextmanager
+def disk_faults(message: str, todo: str = "") -> Iterator[None]:
+    """Report an error of the disk as a fault: the message, the system's reason, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{message}: {error.strerror}.", todo=todo) from None
+
+
+@contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """Yield a free path beside `target`; on success, the block's output there replaces `target`.
 
@@ -212,17 +221,12 @@ def write_folder(folder: Path, files: Mapping[str, str], *, command: str, settin
             todo="Keep changes in another folder; to write this one again, remove these files, or give another folder: "
             f"{setting}=/some/folder",
         )
-    try:
-        with replacing(folder) as fresh:
-            for name, text in files.items():
-                (fresh / name).parent.mkdir(parents=True, exist_ok=True)
-                (fresh / name).write_text(text, encoding="utf-8")
-            (fresh / INDEX).write_text(json.dumps(digests, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"{setting}='{folder.parent}' cannot be written: {error.strerror}.",
-            todo=f"Give another folder: {setting}=/some/folder",
-        ) from None
+    todo = f"Give another folder: {setting}=/some/folder"
+    with disk_faults(f"{setting}='{folder.parent}' cannot be written", todo), replacing(folder) as fresh:
+        for name, text in files.items():
+            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+            (fresh / name).write_text(text, encoding="utf-8")
+        (fresh / INDEX).write_text(json.dumps(digests, indent=1) + "\n", encoding="utf-8")
     return True
 
 

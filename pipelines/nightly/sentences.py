@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from pipelines.domain.errors import UserError
-from pipelines.host.files import write_json
+from pipelines.host.files import disk_faults, write_json
 from pipelines.nightly.accuracy import Record, Regression, named, shown
 from pipelines.nightly.verdict import NightVerdict
 from pipelines.store.manifest import CHECKSUM, seal_is_right, sealed
@@ -133,14 +133,10 @@ class History:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        try:
+        todo = "Choose another folder: nightly.history=/some/folder"
+        with disk_faults(f"nightly.history='{self.folder}' cannot be written", todo):
             self.folder.mkdir(parents=True, exist_ok=True)
             yield
-        except OSError as error:
-            raise UserError(
-                f"nightly.history='{self.folder}' cannot be written: {error.strerror}.",
-                todo="Choose another folder: nightly.history=/some/folder",
-            ) from None
 
 
 # Compare the last good night with the first bad one.

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from eval.perplexity import PerplexityResult
 from pipelines.domain.errors import UserError, refuse
+from pipelines.host.files import disk_faults
 from pipelines.report.data import ArtifactInput, ReportedArtifact
 from pipelines.store.manifest import MANIFEST, Manifests
 from pipelines.store.store import Store
@@ -84,10 +85,8 @@ class ArtifactIndex:
             raise UserError(
                 f"The {MANIFEST} in {self.root / artifact.place} does not list {name}.", todo=_again(artifact)
             )
-        try:
+        with disk_faults(f"{path} cannot be read", _again(artifact)):
             raw = path.read_bytes()
-        except OSError as error:
-            raise UserError(f"{path} cannot be read: {error.strerror}.", todo=_again(artifact)) from None
         if hashlib.sha256(raw).hexdigest() != entry["sha256"]:
             raise UserError(f"{path} was changed after it was made.", todo=_again(artifact))
         try:

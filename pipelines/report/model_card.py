@@ -19,10 +19,9 @@ from eval.fidelity.fidelity_text import HEADINGS, NO_DIRECTION, READING, figure_
 from eval.verdict import Verdict
 from pipelines.document import blocks as doc
 from pipelines.document.show import count, percent, settings_text
-from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat
 from pipelines.domain.units import show_bytes
-from pipelines.host.files import write_text
+from pipelines.host.files import disk_faults, write_text
 from pipelines.report.checkpoints import mix_terms, pruning_terms, recovery_terms
 from pipelines.report.data import BASELINE, Accuracy, FormatReport, ReportData, ReportedArtifact, place_of
 
@@ -44,13 +43,9 @@ def write_model_cards(data: ReportData, folder: Path) -> dict[str, Path]:
         UserError: the folder cannot be written.
     """
     quantized = [item for item in data.formats if item.variant != BASELINE and item.artifact("quantize")]
-    try:
+    todo = "Choose another folder: report.folder=/some/folder"
+    with disk_faults(f"The model cards cannot be written to {folder / FOLDER}", todo):
         return {item.label: write_text(_place(item, folder), model_card(item)) for item in quantized}
-    except OSError as error:
-        raise UserError(
-            f"The model cards cannot be written to {folder / FOLDER}: {error.strerror}.",
-            todo="Choose another folder: report.folder=/some/folder",
-        ) from None
 
 
 def _place(item: FormatReport, folder: Path) -> Path:

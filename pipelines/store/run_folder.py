@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pipelines.domain.errors import UserError, masked
 from pipelines.host.disk import relative_to_cwd
+from pipelines.host.files import disk_faults
 from pipelines.host.screen import complain, say
 
 CONFIG = "config.yaml"
@@ -26,15 +27,10 @@ def run_folder(name: str, runs: Path, config: str, overrides: Sequence[str]) -> 
 
     A crash is logged with its traceback, and the path of the log is printed.
     """
-    try:
+    with disk_faults(f"paths.runs='{runs}' cannot be written", "Give another folder: paths.runs=/some/folder"):
         folder = _new_folder(runs.absolute(), name)
         (folder / CONFIG).write_text(config)
         (folder / "overrides.json").write_text(json.dumps(list(overrides)) + "\n")
-    except OSError as error:
-        raise UserError(
-            f"paths.runs='{runs}' cannot be written: {error.strerror}.",
-            todo="Give another folder: paths.runs=/some/folder",
-        ) from None
     handler = _Log(folder / "run.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()

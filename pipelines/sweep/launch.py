@@ -35,7 +35,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from pipelines.domain.errors import Fault, UserError, collecting, did_you_mean, refuse
 from pipelines.host.disk import check_folders
-from pipelines.host.files import write_json
+from pipelines.host.files import disk_faults, write_json
 from pipelines.host.machine import Machine, gather
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan, with_questions
@@ -210,15 +210,12 @@ def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Swee
     cells = _without_finished(_together(cells_of(target, sweep.combinations), store), store, machine, here)
     waiting = [cell for cell in cells if not cell.ended]
     _tell(cells, waiting, sweep)
-    try:
+    with disk_faults(
+        f"paths.runs='{runs.absolute()}' cannot be written", "Give another folder: paths.runs=/some/folder"
+    ):
         folder.mkdir(parents=True)
         for cell in cells:
             cell.write(folder)
-    except OSError as error:
-        raise UserError(
-            f"paths.runs='{folder.parent.parent}' cannot be written: {error.strerror}.",
-            todo="Give another folder: paths.runs=/some/folder",
-        ) from None
     try:
         if waiting:
             _launch(sweep, folder, waiting)

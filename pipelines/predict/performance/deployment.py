@@ -22,7 +22,7 @@ from pipelines.domain.variant import Variant
 from pipelines.engines.config import HardwareSettings
 from pipelines.engines.registry import with_setting
 from pipelines.engines.tuning import tuned
-from pipelines.host.files import write_json
+from pipelines.host.files import disk_faults, write_json
 from pipelines.predict.config import fit_files
 from pipelines.predict.performance.coverage import unmodelled
 from pipelines.predict.performance.fit import GPU_KNOBS, FitResult, moved
@@ -135,10 +135,8 @@ class FittedModel:
         Raises:
             UserError: the file cannot be written.
         """
-        try:
+        with disk_faults(f"sizing.fit={path} cannot be written"):
             write_json(path, asdict(self), sort_keys=False)
-        except OSError as error:
-            raise UserError(f"sizing.fit={path} cannot be written: {error.strerror}.") from None
 
 
 def load_fit(path: Path) -> FittedModel:
@@ -148,12 +146,10 @@ def load_fit(path: Path) -> FittedModel:
         UserError: the file is missing, of another version, or not a fit.
     """
     try:
-        data = json.loads(path.expanduser().read_text())
-    except OSError as error:
-        raise UserError(
-            f"sizing.fit={path} cannot be read: {error.strerror}.",
-            todo="Create one: make calibrate sizing.measured=benchmark.json",
-        ) from None
+        with disk_faults(
+            f"sizing.fit={path} cannot be read", "Create one: make calibrate sizing.measured=benchmark.json"
+        ):
+            data = json.loads(path.expanduser().read_text())
     except ValueError as error:
         raise UserError(f"sizing.fit={path} is not JSON: {error}.") from None
     schema = data.get("schema") if isinstance(data, dict) else None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from pipelines.document.canvas import write_document
 from pipelines.domain.errors import UserError
 from pipelines.domain.summary import SECOND
 from pipelines.host.disk import check_folders, relative_to_cwd
-from pipelines.host.files import write_json, write_text
+from pipelines.host.files import disk_faults, write_json, write_text
 from pipelines.host.machine import Machine, gather
 from pipelines.host.screen import say
 from pipelines.loadgen.trace import known_times
@@ -152,22 +151,10 @@ def write(record: Result | dict[str, Any], folder: Path) -> list[Path]:
         UserError: the folder cannot be written.
     """
     answer_file, table = folder / "answer.json", folder / "table.csv"
-    if not isinstance(record, Result):
-        with _writing(folder):
+    with disk_faults(f"The answer cannot be written to {folder}", "Give another folder: report.folder=/some/folder"):
+        if not isinstance(record, Result):
             return [write_json(answer_file, record, sort_keys=False)]
-    with _writing(folder):
         write_json(answer_file, to_json(record), sort_keys=False)
         write_text(table, to_csv(record))
     paths = write_document(document(record), folder)
     return [answer_file, table, paths.markdown, paths.html]
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"The answer cannot be written to {folder}: {error.strerror}.",
-            todo="Give another folder: report.folder=/some/folder",
-        ) from None
