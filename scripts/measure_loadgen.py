@@ -19,12 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from pipelines.domain.benchmark import BenchmarkResult  # noqa: E402
-from pipelines.domain.summary import (  # noqa: E402
-    RequestTiming,
-    from_columns,
-    percentile,
-)
+from pipelines.domain.summary import percentile  # noqa: E402
 from pipelines.loadgen.run import run_benchmark  # noqa: E402
+from tests.support.load_records import RequestTiming, from_columns  # noqa: E402
 from tests.support.load_settings import TINY_LLAMA, benchmark, workload  # noqa: E402
 from tests.support.stub_triton import Running, running  # noqa: E402
 

@@ -13,11 +13,11 @@ import argparse
 import gzip
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
 
-from pipelines.domain.summary import SECOND, RequestTiming, from_columns, percentile
+from pipelines.domain.summary import SECOND, RequestColumns, ordered, percentile
+from pipelines.loadgen.health import from_stored
 
 COLUMNS = ("responses/s", "TTFT p50", "TTFT p99", "ITL p50")
 
@@ -33,24 +33,23 @@ def main() -> None:
         with gzip.open(options.artifact / f"requests-{number}.json.gz", "rt") as file:
             data = json.load(file)
         begin, end = data["window_ns"]
-        timings = [timing for timing in from_columns(data) if timing.error is None]
         for seconds in options.seconds:
-            rows = windows(timings, begin, end, seconds)
+            rows = windows(from_stored(data), begin, end, seconds)
             spread = [100 * stdev(column) / fmean(column) for column in zip(*rows, strict=True)]
             figures = ", ".join(f"{name} {value:.0f} %" for name, value in zip(COLUMNS, spread, strict=True))
             sys.stdout.write(f"concurrency {level['concurrency']}, {len(rows)} windows of {seconds:g} s: {figures}\n")
 
 
-def windows(timings: Sequence[RequestTiming], begin: int, end: int, seconds: float) -> list[tuple[float, ...]]:
+def windows(requests: RequestColumns, begin: int, end: int, seconds: float) -> list[tuple[float, ...]]:
     """Return the figures of each window of so many seconds."""
     rows: list[tuple[float, ...]] = []
-    step = round(seconds * SECOND)
+    step, fine, responses = round(seconds * SECOND), requests.fine(), requests.responses
+    assert responses is not None
     for start in range(begin, end - step + 1, step):
-        due = [each for each in timings if start <= each.intended_ns < start + step and each.first_token_ns is not None]
-        responses = sum(start <= stamp < start + step for each in timings for stamp in each.chunk_ns)
-        ttft = sorted((each.first_token_ns or 0) - each.intended_ns for each in due)
-        itl = [(each.end_ns - (each.first_token_ns or 0)) / (each.osl - 1) for each in due if each.osl > 1]
-        rows.append((responses / seconds, median(ttft), percentile(ttft, 0.99), median(itl)))
+        due = fine & (start <= requests.due) & (requests.due < start + step)
+        arrived = int((responses.before(start + step) - responses.before(start))[fine].sum())
+        ttft, itl = ordered(requests.ttft()[due]), ordered(requests.itl()[due])
+        rows.append((arrived / seconds, median(ttft), percentile(ttft, 0.99), median(itl)))
     return rows
 
 

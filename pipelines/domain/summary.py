@@ -28,65 +28,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from pipelines.domain.benchmark import DISTRIBUTIONS, PERCENTILES, Distribution, Slo, Summary
 
-# Timing of one request: the record that the load generator keeps.
-#
-# All stamps are nanoseconds since the start of the run on one monotonic clock. `pipelines.domain.summary` defines the
-# latencies and rates that follow from them.
-
-
-@dataclass(frozen=True, slots=True)
-class RequestTiming:
-    """One request.
-
-    Attributes:
-        index: position in the load, from 0.
-        intended_ns: when it should have been sent. Latencies count from here, so that waiting in a slow client or
-            behind a slow server is not hidden (coordinated omission). In a closed loop it equals `sent_ns`.
-        first_token_ns: when the first non-empty response arrived; None if none did.
-        end_ns: when the last response with text, or the error, arrived.
-        isl: input tokens as the engine counts them.
-        chunk_ns: arrival of every non-empty response, ascending; empty if it was not streamed.
-        error: kind of error ("timeout", "rejected", "connection", ...), None if it finished.
-    """
-
-    index: int
-    intended_ns: int
-    sent_ns: int
-    first_token_ns: int | None
-    end_ns: int
-    isl: int
-    osl: int
-    chunk_ns: tuple[int, ...] = ()
-    error: str | None = None
-
-    @property
-    def ok(self) -> bool:
-        """Whether it finished without an error."""
-        return self.error is None
-
-
-RECORD_FIELDS = tuple(field.name for field in fields(RequestTiming))
-"""Keys of a stored level, which has one list per field."""
-
-
-def from_columns(columns: Mapping[str, Sequence[Any]]) -> list[RequestTiming]:
-    """Read the records of a stored level.
-
-    Raises:
-        ValueError: a column is missing or of another length.
-    """
-    if missing := [name for name in RECORD_FIELDS if name not in columns]:
-        raise ValueError(f"request records lack the columns {', '.join(missing)}")
-    rows = zip(*(columns[name] for name in RECORD_FIELDS), strict=True)
-    return [RequestTiming(*first, chunk_ns=tuple(chunks), error=error) for *first, chunks, error in rows]  # type: ignore[misc]
-
-
+RECORD_FIELDS = (
+    "index", "intended_ns", "sent_ns", "first_token_ns", "end_ns", "isl", "osl", "chunk_ns", "error"
+)  # fmt: skip
+"""Keys of a stored level, which has one list per field, as `RequestColumns` defines them: `intended_ns` is `due`,
+`chunk_ns` are the stamps of all non-empty responses of a request, none if it was not streamed. All stamps are ns since
+the start of the run on one monotonic clock."""
 SECOND = 1_000_000_000
 CONVENTIONS = {
     "ttft": "due -> first non-empty response",
@@ -124,7 +77,8 @@ class RequestColumns:
     """Requests, on the clock of the client that sent them. NaN means that something did not happen.
 
     Attributes:
-        due: when the request should have been sent; latencies count from here.
+        due: when the request should have been sent. Latencies count from here, so that waiting in a slow client or
+            behind a slow server is not hidden (coordinated omission). In a closed loop it is when it was sent.
         first_token: when the first non-empty response arrived; NaN if none did or it was not streamed.
         end: when the last response with text, or the error, arrived; NaN while the request is running.
         isl: int[n], input tokens.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 
 from pipelines.domain.benchmark import ClientHealth, Slo, Summary
-from pipelines.domain.summary import RECORD_FIELDS, SECOND, RequestColumns, RequestTiming, Window, ordered, percentile
+from pipelines.domain.summary import RECORD_FIELDS, SECOND, RequestColumns, Window, ordered, percentile
 from pipelines.host.lifetimes import repeated
 
 if TYPE_CHECKING:
@@ -225,24 +225,6 @@ class Chunks:
         return stamps
 
 
-def columns_of(timings: Sequence[RequestTiming]) -> RequestColumns:
-    """Convert records to columns. A float64 holds ns exactly for 104 days."""
-    count = np.array([len(t.chunk_ns) for t in timings], dtype=np.int64)
-    stamps = np.fromiter(chain.from_iterable(t.chunk_ns for t in timings), np.float64, int(count.sum()))
-    return RequestColumns(
-        due=np.array([t.intended_ns for t in timings], dtype=np.float64),
-        first_token=np.array([np.nan if (at := t.first_token_ns) is None else at for t in timings], dtype=np.float64),
-        end=np.array([t.end_ns for t in timings], dtype=np.float64),
-        isl=np.array([t.isl for t in timings], dtype=np.int64),
-        osl=np.array([t.osl for t in timings], dtype=np.int64),
-        errors=tuple(t.error for t in timings),
-        responses=Chunks(stamps, count, np.arange(len(timings))),
-        sent=np.array([t.sent_ns for t in timings], dtype=np.float64),
-        index=np.array([t.index for t in timings], dtype=np.int64),
-        per_second=SECOND,
-    )
-
-
 def collected(reports: Sequence[ClientReport], start_ns: int) -> RequestColumns:
     """Take the rows of all reports, which are empty afterwards; in the order of the load, ns from its start."""
     rows = [report.rows for report in reports]
@@ -270,7 +252,7 @@ def collected(reports: Sequence[ClientReport], start_ns: int) -> RequestColumns:
 
 
 def stored(requests: RequestColumns) -> Iterator[tuple[str, Iterator[list[Any]]]]:
-    """Yield the fields of `RequestTiming` and their values, some thousands at a time: all at once are large."""
+    """Yield the names of `RECORD_FIELDS` and their values, some thousands at a time: all at once are large."""
 
     def parts(value: Callable[[slice], list[Any]]) -> Iterator[list[Any]]:
         return (value(slice(start, start + _PART)) for start in range(0, len(requests.due), _PART))
@@ -285,6 +267,33 @@ def stored(requests: RequestColumns) -> Iterator[tuple[str, Iterator[list[Any]]]
         yield field, whole(getattr(requests, name))
     yield RECORD_FIELDS[-2], parts(lambda part: [*map(of, places[part])])
     yield RECORD_FIELDS[-1], parts(lambda part: [*errors[part]])
+
+
+def from_stored(columns: Mapping[str, Sequence[Any]]) -> RequestColumns:
+    """Read what `stored` yielded. A float64 holds ns exactly for 104 days.
+
+    Raises:
+        ValueError: a column is missing or of another length.
+    """
+    if missing := [name for name in RECORD_FIELDS if name not in columns]:
+        raise ValueError(f"request records lack the columns {', '.join(missing)}")
+    index, due, sent, first, end, isl, osl, chunks, errors = lists = [columns[name] for name in RECORD_FIELDS]
+    if len(set(map(len, lists))) > 1:
+        raise ValueError("the columns of request records are not of equal length")
+    count = np.array([len(stamps) for stamps in chunks], dtype=np.int64)
+    stamps = np.fromiter(chain.from_iterable(chunks), np.float64, int(count.sum()))
+    return RequestColumns(
+        due=np.array(due, dtype=np.float64),
+        first_token=np.array(first, dtype=np.float64),  # NaN for None
+        end=np.array(end, dtype=np.float64),
+        isl=np.array(isl, dtype=np.int64),
+        osl=np.array(osl, dtype=np.int64),
+        errors=tuple(errors),
+        responses=Chunks(stamps, count, np.arange(len(count))),
+        sent=np.array(sent, dtype=np.float64),
+        index=np.array(index, dtype=np.int64),
+        per_second=SECOND,
+    )
 
 
 # Sample the server's Prometheus page every second of a window: the state of KV cache and scheduler.

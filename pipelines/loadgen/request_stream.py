@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Protocol
 from pipelines.loadgen.plan import Conversation, PlannedRequest
 
 Row = tuple[int, int, int, int | None, int, int, int, Sequence[int], str | None]
-"""The fields of RequestTiming, with stamps on CLOCK_MONOTONIC."""
+"""The values of `pipelines.domain.summary.RECORD_FIELDS`, with stamps on CLOCK_MONOTONIC."""
 
 
 @dataclass(slots=True)

@@ -502,7 +502,7 @@ def _check_answers(load: PlannedLevel, outcome: LevelOutcome) -> None:
 
 
 def keep_requests(path: Path, outcome: LevelOutcome) -> None:
-    """Write one level's records as columns (`pipelines.domain.summary.from_columns`), the window, the clock's zero."""
+    """Write one level's records as columns (`pipelines.loadgen.health.from_stored`), the window, the clock's zero."""
     dumps = partial(json.dumps, separators=(",", ":"))
     with replacing(path) as fresh, gzip.open(fresh, "wt", compresslevel=3) as file:
         for place, (name, parts) in enumerate(stored(outcome.requests)):

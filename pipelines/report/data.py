@@ -14,7 +14,7 @@ from eval.results import EvalResult, Flips
 from pipelines.compress.config import ABOUT, SHIPPED
 from pipelines.document.show import NONE
 from pipelines.domain.benchmark import BenchmarkResult, Distribution, LoadPoint, Summary
-from pipelines.domain.summary import RequestTiming
+from pipelines.domain.summary import RequestColumns
 from pipelines.host.files import sha256_file
 from pipelines.store.store import canonical, content_digest
 
@@ -171,20 +171,16 @@ class BenchmarkRun:
     """One benchmark of one format under one workload.
 
     Attributes:
-        requests: one record per request, by the level's `requests_file`.
+        requests: of each level whose records were kept, by its `requests_file`.
         repeats: earlier benchmarks of the same engine under the same workload, for the spread between runs.
         modelled: predictions for the same loads; None if there is no model of this deployment.
     """
 
     artifact: ReportedArtifact
     result: BenchmarkResult
-    requests: Mapping[str, tuple[RequestTiming, ...]]
+    requests: Mapping[str, RequestColumns]
     repeats: tuple[BenchmarkResult, ...]
     modelled: ModelledRun | None = None
-
-    def timings(self, level: LoadPoint) -> tuple[RequestTiming, ...]:
-        """Return the requests of one level; empty if its records were not kept."""
-        return self.requests.get(level.requests_file, ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from pipelines.document.blocks import Figure
 from pipelines.document.canvas import Theme, axis, plain_log, plot
 from pipelines.document.show import count
 from pipelines.domain.benchmark import LoadPoint
-from pipelines.domain.summary import RequestColumns, RequestTiming, ordered
-from pipelines.loadgen.health import columns_of
+from pipelines.domain.summary import RequestColumns, ordered
 from pipelines.report.data import BenchmarkRun, run_label
 
 if TYPE_CHECKING:
@@ -59,8 +61,9 @@ def distributions(run: BenchmarkRun, name: str) -> Figure | None:
 
 def _values(run: BenchmarkRun, level: LoadPoint, latency: Callable[[RequestColumns], Any]) -> list[float]:
     """Return the latencies of all finished requests of a level in milliseconds, ascending."""
-    values = ordered(latency(columns_of([timing for timing in run.timings(level) if timing.ok])))
-    return [value / 1e6 for value in values if value > 0]
+    if (requests := run.requests.get(level.requests_file)) is None:
+        return []
+    return [value / 1e6 for value in ordered(latency(requests)[requests.fine()]) if value > 0]
 
 
 def _cumulative(axes: Axes, curves: Sequence[Curve], theme: Theme) -> None:
@@ -94,16 +97,20 @@ def steps(values: Sequence[float]) -> tuple[list[float], list[float]]:
 
 def timeline(run: BenchmarkRun, level: LoadPoint, name: str) -> Figure | None:
     """Plot one row per request from its scheduled start to its last token; None without records."""
-    timings = sorted(run.timings(level), key=lambda timing: (timing.intended_ns, timing.index))
-    drawn = timings[:MAX_ROWS]
-    if not drawn:
+    requests = run.requests.get(level.requests_file)
+    if requests is None or not len(requests.due):
         return None
-    start = min(timing.intended_ns for timing in drawn)
+    assert requests.index is not None
+    order = np.lexsort((requests.index, requests.due))
+    drawn, fine = order[:MAX_ROWS], requests.fine()
+    columns = [
+        ((each - requests.due.min()) / 1e9).tolist() for each in (requests.due, requests.first_token, requests.end)
+    ]
 
     def draw(figure: Drawing, theme: Theme) -> None:
         axes = figure.subplots()
-        for row, timing in enumerate(drawn):
-            _bar(axes, row, timing, start, theme)
+        for row, place in enumerate(drawn):
+            _bar(axes, row, [column[place] for column in columns], theme, fine=fine[place])
         axis(axes, "", "seconds since the first request", "request")
         axes.set_ylim(len(drawn), -1)
         axes.set_xlim(left=0)
@@ -114,8 +121,8 @@ def timeline(run: BenchmarkRun, level: LoadPoint, name: str) -> Figure | None:
                 color=theme[role], fontsize=8.5, fontweight="bold",
             )  # fmt: skip
 
-    failed = sum(not timing.ok for timing in drawn)
-    part = f"the first {len(drawn)} of {len(timings)}" if len(drawn) < len(timings) else f"all {len(timings)}"
+    failed = int((~fine[drawn]).sum())
+    part = f"the first {len(drawn)} of {len(order)}" if len(drawn) < len(order) else f"all {len(order)}"
     return plot(
         name,
         (7.2, 0.9 + 0.052 * max(len(drawn), 20)),
@@ -130,11 +137,11 @@ def timeline(run: BenchmarkRun, level: LoadPoint, name: str) -> Figure | None:
     )
 
 
-def _bar(axes: Axes, row: int, timing: RequestTiming, start: int, theme: Theme) -> None:
-    begin, end = (timing.intended_ns - start) / 1e9, (timing.end_ns - start) / 1e9
-    first = end if timing.first_token_ns is None else (timing.first_token_ns - start) / 1e9
+def _bar(axes: Axes, row: int, times: Sequence[float], theme: Theme, *, fine: bool) -> None:
+    begin, first, end = times
+    first = end if math.isnan(first) else first
     axes.barh(row, first - begin, left=begin, height=0.72, color=theme["wait"], linewidth=0)
     if end > first:
         axes.barh(row, end - first, left=first, height=0.72, color=theme["work"], linewidth=0)
-    if not timing.ok:
+    if not fine:
         axes.plot([end], [row], marker="x", color=theme["bad"], markersize=5, markeredgewidth=1.4, clip_on=False)

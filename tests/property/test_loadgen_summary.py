@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.domain.benchmark import Slo
-from pipelines.domain.summary import RequestTiming, distribution, percentile, summarise, whole_window
-from pipelines.loadgen.health import columns_of
+from pipelines.domain.summary import distribution, percentile, summarise, whole_window
+from tests.support.load_records import RequestTiming, columns_of
 
 DAY = 86_400 * 10**9
 spans = st.integers(0, 10**10)

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.domain.benchmark import Slo
-from pipelines.domain.summary import RequestTiming, from_columns, summarise, whole_window
-from pipelines.loadgen.health import collected, columns_of, stored
+from pipelines.domain.summary import summarise, whole_window
+from pipelines.loadgen.health import collected, stored
 from pipelines.loadgen.request_stream import ClientReport, PackedRows
+from tests.support.load_records import RequestTiming, columns_of, from_columns
 
 START = 10**15
 SPANS = st.integers(0, 10**10)

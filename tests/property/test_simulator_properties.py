@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 
 from pipelines.domain.summary import summarise, whole_window
-from pipelines.loadgen.health import columns_of
 from pipelines.predict.simulator.interface import Iterations, OfferedLoad, SchedulerLimits, SimulatedRun, Stays
 from pipelines.predict.simulator.run import Cost, simulate
+from tests.support.load_records import columns_of
 from tests.support.random_loads import simulations
 from tests.support.simulated_records import cells_over_time, stamps, timings
 

@@ -10,10 +10,9 @@ from typing import Any
 
 from eval.results import EvalResult, QuestionRecord, Score
 from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, LoadPoint, Slo
-from pipelines.domain.summary import RequestTiming, summarise, whole_window
-from pipelines.loadgen.health import columns_of
+from pipelines.domain.summary import summarise, whole_window
 from pipelines.store.store import Artifact, Store, fingerprint
-from tests.support.load_records import to_columns
+from tests.support.load_records import RequestTiming, columns_of, to_columns
 
 MS = 1_000_000
 MACHINE = {"cpu_count": 2, "memory_bytes": 8 * 2**30, "gpus": [], "platform": "Linux x86_64 Python 3.11.7"}

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.domain.summary import SECOND, RequestTiming
+from pipelines.domain.summary import SECOND
 from pipelines.predict.simulator.interface import CONTEXT, EOS, GEN, SimulatedRun
+from tests.support.load_records import RequestTiming
 
 
 def stamps(run: SimulatedRun) -> list[Any]:

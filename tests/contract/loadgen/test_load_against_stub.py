@@ -20,11 +20,11 @@ import pytest
 
 from pipelines.domain.benchmark import RESULT, BenchmarkResult
 from pipelines.domain.errors import UserError
-from pipelines.domain.summary import RequestTiming, from_columns
 from pipelines.loadgen import config as load_settings
 from pipelines.loadgen import run
 from pipelines.loadgen.client_processes import ClientProcesses
 from pipelines.loadgen.run import run_benchmark
+from tests.support.load_records import RequestTiming, from_columns
 from tests.support.load_settings import ROOT, TINY_LLAMA, benchmark, workload
 from tests.support.stub_triton import Running, running
 from tests.support.yardstick import oversleeping

@@ -7,9 +7,10 @@ import re
 import pytest
 
 from pipelines.domain.benchmark import ClientHealth, Slo
-from pipelines.domain.summary import RequestTiming, summarise, whole_window
-from pipelines.loadgen.health import MachineLoad, columns_of, growth_note, judge, tail_note
+from pipelines.domain.summary import summarise, whole_window
+from pipelines.loadgen.health import MachineLoad, growth_note, judge, tail_note
 from pipelines.loadgen.request_stream import ClientReport, PackedRows
+from tests.support.load_records import RequestTiming, columns_of
 
 MS = 1_000_000
 IDLE = MachineLoad(busy=0.3, steal=0.0, cpus=2)

@@ -11,11 +11,10 @@ import pytest
 from pydantic import ValidationError
 
 from pipelines.domain.benchmark import BenchmarkResult, LargestLoad, Slo
-from pipelines.domain.summary import RequestTiming
 from pipelines.loadgen.config import load_faults
-from pipelines.loadgen.health import columns_of
 from pipelines.loadgen.run import benchmark_table
 from pipelines.loadgen.search import LoadSearch, Probe, ProbePlan, fit, judged
+from tests.support.load_records import RequestTiming, columns_of
 from tests.support.load_settings import benchmark, workload
 from tests.support.search_servers import Outcome, Queue, search, servers
 from tests.unit.loadgen.test_load_shown import level, result

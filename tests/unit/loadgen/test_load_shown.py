@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, LoadPoint, Slo
-from pipelines.domain.summary import SECOND, RequestTiming, summarise
-from pipelines.loadgen.health import columns_of, read_metrics
+from pipelines.domain.summary import SECOND, summarise
+from pipelines.loadgen.health import read_metrics
 from pipelines.loadgen.level import Meter, live_view, plain_view
 from pipelines.loadgen.request_stream import SharedCounters
 from pipelines.loadgen.run import _together, benchmark_table, level_line
+from tests.support.load_records import RequestTiming, columns_of
 from tests.support.load_settings import workload
 
 MS = 1_000_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pipelines.domain.benchmark import Distribution, Slo
-from pipelines.domain.summary import SECOND, RequestTiming, distribution, percentile, summarise, whole_window
-from pipelines.loadgen.health import columns_of
+from pipelines.domain.summary import SECOND, distribution, percentile, summarise, whole_window
+from tests.support.load_records import RequestTiming, columns_of
 
 MS = 1_000_000
 

@@ -11,7 +11,6 @@ import pytest
 
 from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, LoadPoint, Slo, Summary
 from pipelines.domain.summary import summarise, whole_window
-from pipelines.loadgen.health import columns_of
 from pipelines.predict.performance.modelled import ModelledDeployment, Trial, run_trial
 from pipelines.predict.performance.read_measured import from_result
 from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, measure
@@ -20,6 +19,7 @@ from pipelines.predict.simulator.run import IterationCost, simulate
 from pipelines.predict.sizing.instance import WARM_UP, watch
 from pipelines.report.tables_load import levels_table
 from scripts.published.bench import Protocol, _serve, _statistic
+from tests.support.load_records import columns_of
 from tests.support.simulated_records import timings
 
 COUNT = 60

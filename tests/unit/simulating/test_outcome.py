@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from pipelines.domain.summary import summarise, whole_window
-from pipelines.loadgen.health import columns_of
 from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, PolicyOutcome, limits_in_words, measure
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.run import TickCost, simulate
+from tests.support.load_records import columns_of
 from tests.support.simulated_records import timings
 
 

@@ -8,9 +8,8 @@ import pytest
 
 from pipelines.domain.benchmark import RESULT
 from pipelines.domain.errors import UserError
-from pipelines.domain.summary import RequestTiming
 from pipelines.predict.performance.read_measured import read_measured
-from tests.support.load_records import to_columns
+from tests.support.load_records import RequestTiming, to_columns
 from tests.support.report_store import benchmark
 
 FILES = Path(__file__).parents[2] / "reference" / "benchmarks"
