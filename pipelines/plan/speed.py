@@ -26,7 +26,8 @@ from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.modelled import ModelledDeployment, run_trial
 from pipelines.predict.performance.performance import origin
 from pipelines.predict.simulate.case import SimulationCase
-from pipelines.predict.simulate.loads import SimulatedLevel, make_levels
+from pipelines.predict.simulate.loads import make_levels
+from pipelines.predict.simulate.outcome import SimulatedLevel
 
 MOST_REQUESTS = 4000
 """A plan must not take longer than two seconds; larger loads are left to `make simulate`."""
@@ -58,7 +59,7 @@ def modelled_text(plan: Plan) -> str:
     for level in levels:
         trial = run_trial(level, model.deployment, backend="numpy")
         times = (trial.ttft_s.p50, trial.ttft_s.p95, trial.itl_s.p50)
-        rows.append((level.label.text, number(trial.requests_per_s), *map(ms, times)))
+        rows.append((level.title, number(trial.requests_per_s), *map(ms, times)))
     lines += table(rows, indent=2)
     wide = "  ".join(f"{name} {100 * (np.exp(sd) - 1):.0f} %" for name, sd in model.spread.items())
     return "\n".join([*lines, wrapped(f"  usually off by (one standard deviation): {wide}", 4)]) + "\n"

@@ -131,7 +131,7 @@ def write_all(
     folder: Path, settings: Settings, case: SimulationCase, results: Sequence[Simulated]
 ) -> Iterator[tuple[str, Path]]:
     """Write all files, yielding names and paths of those that people open as soon as they exist."""
-    named = [(NAMES[each.engine.policy], each.level.label.text, each.run) for each in results]
+    named = [(NAMES[each.engine.policy], each.level.title, each.run) for each in results]
     write_bytes(folder / "requests.csv", requests_csv(named))
     write_bytes(folder / "iterations.csv", iterations_csv(named, case.unit))
     drawn = _drawn(results)
@@ -186,7 +186,7 @@ def _pictures(
     settings: Settings, case: SimulationCase, drawn: Sequence[Simulated], curves: Sequence[Any], axis: str
 ) -> Iterator[Figure]:
     _, per, _ = words(case.unit)
-    what = asked(settings, case, drawn[0].level.label.text)
+    what = asked(settings, case, drawn[0].level.title)
     runs = [DrawnRun(NAMES[each.engine.policy], each.run, each.engine.slots, case.overhead) for each in drawn]
     yield slots_picture(runs, unit=case.unit, until=_until(settings, case, drawn), caption=what)
     if curves:

@@ -11,16 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.domain.errors import Fault
 from pipelines.domain.summary import SECOND
 from pipelines.loadgen.config import WorkloadSettings
-from pipelines.loadgen.plan import is_whole, offsets
-from pipelines.loadgen.plan import loads as levels_of
+from pipelines.loadgen.plan import PlannedLevel, is_whole, loads, offsets
 from pipelines.loadgen.trace import known_times
 from pipelines.predict.performance.limits import sampled_lengths, traced_lengths
-from pipelines.predict.performance.modelled import Trial
 from pipelines.predict.simulate.case import SimulationCase
-from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, PolicyOutcome, measure
+from pipelines.predict.simulate.outcome import PolicyOutcome, SimulatedLevel, measure
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.run import Cost, simulate
 from pipelines.settings.root import Settings
@@ -31,50 +28,11 @@ PER_USER, LEAST_CLOSED, OPEN = 20, 200, 1000
 """Default number of simulated requests."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SimulatedLevel(Trial):
-    """A load with its requests and its measurement window. `label`: description of the load."""
-
-    label: LoadLabel
-
-    def faults(self, engine: SchedulerLimits) -> list[Fault]:
-        """Return the requests that this engine can never run, as faults."""
-        isl, osl = self.load.isl, self.load.osl
-        if engine.kv_blocks is None or not len(isl):
-            return []
-        needs, pool = engine.own_blocks(isl, isl + osl), engine.kv_blocks - engine.shared_blocks
-        worst = int(np.lexsort((isl + osl, needs))[-1])
-        if needs[worst] <= pool:
-            return []
-        beside = f" besides those of the shared prefix of {engine.prefix_tokens} tokens" if engine.shared_blocks else ""
-        return [
-            Fault(
-                f"A request of {isl[worst]} input and {osl[worst]} output tokens needs {needs[worst]} KV blocks of "
-                f"{engine.tokens_per_block} tokens{beside}; the cache has {max(pool, 0)}.",
-                todo="Shorten workload.isl or workload.osl, or increase simulator.kv_blocks.",
-            )
-        ]
-
-    def counted(self, run: SimulatedRun, overhead: float) -> CountedWindow:
-        """Return what counts of a run: from the first request to the last response, or a part of it under full load."""
-        times, first, last = run.requests.arrival, self.first, self.last
-        begin, until = float(times[first]), float(times[min(last, len(times) - 1)])
-        if self.whole or until <= begin:  # all of them are sent at once
-            return CountedWindow(begin, run.end + overhead, first, last, whole=True)
-        return CountedWindow(begin, until, first, last)
-
-
 def make_levels(settings: Settings, case: SimulationCase) -> list[SimulatedLevel]:
     """Build one level per concurrency or rate, or the single burst or trace."""
     cut = settings.simulator.until is not None
     whole = case.unit == "ticks" or cut or is_whole(settings.workload, settings.benchmark)
-    levels = []
-    for each in levels_of(settings.workload, settings.benchmark):
-        users, rate = each.concurrency, each.request_rate
-        levels.append(
-            _level(settings, case, LoadLabel(_text(settings, case, users, rate), users, rate), whole, each.number)
-        )
-    return levels
+    return [_level(settings, case, planned, whole) for planned in loads(settings.workload, settings.benchmark)]
 
 
 def closed_level(base: SimulatedLevel, users: int, case: SimulationCase) -> SimulatedLevel:
@@ -82,35 +40,28 @@ def closed_level(base: SimulatedLevel, users: int, case: SimulationCase) -> Simu
     count = max(PER_USER * users, LEAST_CLOSED) + (WARM + 1) * users
     isl, osl = (np.resize(column, count) for column in (base.load.isl, base.load.osl))
     load = OfferedLoad(isl, osl, None, users, case.client_delay)
-    return _counted(load, LoadLabel(f"concurrency {users}", users), WARM * users, count - users)
+    return SimulatedLevel(load, None, WARM * users, count - users, False, f"concurrency {users}", users)
 
 
-def _counted(load: OfferedLoad, label: LoadLabel, first: int, last: int) -> SimulatedLevel:
-    """Build a level of which only these requests count, the others being warm-up or keeping up the load."""
-    times = load.arrival
-    window = None if times is None else (float(times[first]), float(times[min(last, len(times) - 1)]))
-    return SimulatedLevel(load, window, first, last, False, label)
-
-
-def _whole(load: OfferedLoad, label: LoadLabel) -> SimulatedLevel:
-    """Build a level that counts with the burst at its start and with its end."""
-    window = None if load.arrival is None else (float(load.arrival[0]), math.inf)
-    return SimulatedLevel(load, window, 0, len(load.isl), True, label)
-
-
-def _level(settings: Settings, case: SimulationCase, label: LoadLabel, whole: bool, number: int) -> SimulatedLevel:
-    users = label.concurrency or 0
-    requests = settings.benchmark.num_requests
-    if settings.workload.arrival == "trace":
-        return _whole(_trace(settings.workload, requests), label)
-    count = requests or (max(PER_USER * users, LEAST_CLOSED) if users else OPEN)
-    before, after = (0, 0) if whole else (WARM * users, users) if users else (count // 10, 0)
-    random = Random(f"{settings.workload.seed}/{number}/0")
-    isl, osl = sampled_lengths(settings.workload, before + count + after, random, users)
-    load = OfferedLoad(isl, osl, users=users, client_delay=case.client_delay)
-    if not users:
-        load = replace(load, arrival=_arrivals(settings.workload, label.request_rate, len(isl), random))
-    return _whole(load, label) if whole else _counted(load, label, before, before + count)
+def _level(settings: Settings, case: SimulationCase, planned: PlannedLevel, whole: bool) -> SimulatedLevel:
+    """Draw the requests of a level; of one that is not whole, the first ones warm up and the last keep up the load."""
+    users, workload, requests = planned.concurrency or 0, settings.workload, settings.benchmark.num_requests
+    if workload.arrival == "trace":
+        load = _trace(workload, requests)
+        before, count = 0, len(load.isl)
+    else:
+        count = requests or (max(PER_USER * users, LEAST_CLOSED) if users else OPEN)
+        before, after = (0, 0) if whole else (WARM * users, users) if users else (count // 10, 0)
+        random = Random(f"{workload.seed}/{planned.number}/0")
+        isl, osl = sampled_lengths(workload, before + count + after, random, users)
+        load = OfferedLoad(isl, osl, users=users, client_delay=case.client_delay)
+        if not users:
+            load = replace(load, arrival=_arrivals(workload, planned.request_rate, len(isl), random))
+    window, times, last = None, load.arrival, before + count
+    if times is not None:
+        window = float(times[before]), math.inf if whole else float(times[min(last, len(times) - 1)])
+    title = planned.title if case.unit == "s" else planned.title.replace("requests/s", "requests/tick")
+    return SimulatedLevel(load, window, before, last, whole, title, planned.concurrency, planned.request_rate)
 
 
 def _arrivals(workload: WorkloadSettings, rate: float | None, count: int, random: Random) -> Any:
@@ -127,14 +78,6 @@ def _trace(workload: WorkloadSettings, limit: int | None) -> OfferedLoad:
     return OfferedLoad(isl[:limit], osl[:limit], arrival[:limit])
 
 
-def _text(settings: Settings, case: SimulationCase, users: int | None, rate: float | None) -> str:
-    if users is not None:
-        return f"concurrency {users}"
-    if rate is not None:
-        return f"{rate:g} requests/{'tick' if case.unit == 'ticks' else 's'} ({settings.workload.arrival})"
-    return "all at once" if settings.workload.arrival == "burst" else "trace"
-
-
 # Compare the rate of an open loop with the rate that an engine can serve.
 
 LEFT_BEHIND = 0.02
@@ -148,8 +91,8 @@ ROUNDS, LEAST = 20, 400
 def offered(level: SimulatedLevel) -> float | None:
     """Return the requests per unit of time that a load sends, whatever the engine does; None if it has no rate."""
     arrival = level.load.arrival
-    if level.label.request_rate is not None or arrival is None or len(arrival) < 2:
-        return level.label.request_rate
+    if level.request_rate is not None or arrival is None or len(arrival) < 2:
+        return level.request_rate
     span = float(arrival[-1] - arrival[0])
     return (len(arrival) - 1) / span if span > 0 else None
 
@@ -205,8 +148,7 @@ def run_one(
 ) -> Simulated:
     """Simulate a policy under a load."""
     run = simulate(engine, level.load, case.cost, until=until, iterations=True)
-    outcome = measure(run, engine, level.label, level.counted(run, case.overhead), case.overhead)
-    return Simulated(engine, level, run, outcome)
+    return Simulated(engine, level, run, measure(run, engine, level, case.overhead))
 
 
 def run_all(settings: Settings, case: SimulationCase, levels: Sequence[SimulatedLevel]) -> list[Simulated]:

@@ -10,7 +10,9 @@ import numpy as np
 
 from pipelines.document.show import NONE, number
 from pipelines.domain.benchmark import Distribution
+from pipelines.domain.errors import Fault
 from pipelines.domain.summary import summarise
+from pipelines.predict.performance.modelled import Trial
 from pipelines.predict.simulator.interface import (
     REFUSALS,
     IterationTokens,
@@ -18,36 +20,6 @@ from pipelines.predict.simulator.interface import (
     SimulatedRun,
     request_columns,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class CountedWindow:
-    """Part of a run that counts.
-
-    Attributes:
-        start: time, inclusive.
-        end: time, exclusive, except at the end of a whole run.
-        first: requests before this one are warm-up.
-        last: requests from this one on only keep up the load.
-        whole: whether the window ends with the run.
-    """
-
-    start: float
-    end: float
-    first: int
-    last: int
-    whole: bool = False
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """[start, end) that holds everything that counts."""
-        return self.start, float(np.nextafter(self.end, np.inf)) if self.whole else self.end
-
-    def due(self, run: SimulatedRun) -> Any:
-        """Return bool[requests]: the requests whose latencies count."""
-        due = np.zeros(len(run.requests.arrival), dtype=bool)
-        due[self.first : self.last] = True
-        return due
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,29 +85,55 @@ class PolicyOutcome:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadLabel:
-    """A load, as text and numbers."""
+@dataclass(frozen=True, slots=True, eq=False)
+class SimulatedLevel(Trial):
+    """A load with its requests and what counts of them; `title`: the load in words, e.g. "concurrency 16"."""
 
-    text: str
+    title: str
     concurrency: int | None = None
     request_rate: float | None = None
 
+    def faults(self, engine: SchedulerLimits) -> list[Fault]:
+        """Return the requests that this engine can never run, as faults."""
+        isl, osl = self.load.isl, self.load.osl
+        if engine.kv_blocks is None or not len(isl):
+            return []
+        needs, pool = engine.own_blocks(isl, isl + osl), engine.kv_blocks - engine.shared_blocks
+        worst = int(np.lexsort((isl + osl, needs))[-1])
+        if needs[worst] <= pool:
+            return []
+        beside = f" besides those of the shared prefix of {engine.prefix_tokens} tokens" if engine.shared_blocks else ""
+        return [
+            Fault(
+                f"A request of {isl[worst]} input and {osl[worst]} output tokens needs {needs[worst]} KV blocks of "
+                f"{engine.tokens_per_block} tokens{beside}; the cache has {max(pool, 0)}.",
+                todo="Shorten workload.isl or workload.osl, or increase simulator.kv_blocks.",
+            )
+        ]
 
-def measure(
-    run: SimulatedRun, engine: SchedulerLimits, load: LoadLabel, window: CountedWindow, overhead: float
-) -> PolicyOutcome:
-    """Compute the figures of a run simulated with iterations; `overhead` is the way to the engine and back."""
+
+def measure(run: SimulatedRun, engine: SchedulerLimits, level: SimulatedLevel, overhead: float) -> PolicyOutcome:
+    """Compute the figures of a run simulated with iterations, from the first request to the last response.
+
+    Of a level that is not whole, a part under full load counts. `overhead` is the way to the engine and back.
+    """
     requests = request_columns(run.requests, overhead=overhead, responses=IterationTokens(run, overhead))
-    summary = summarise(requests, window.bounds, due=window.due(run))
+    times, first, last = run.requests.arrival, level.first, level.last
+    begin, until = float(times[first]), float(times[min(last, len(times) - 1)])
+    whole = level.whole or until <= begin  # all of them are sent at once
+    end = run.end + overhead if whole else until
+    due = np.zeros(len(times), dtype=bool)
+    due[first:last] = True
+    # a window does not include its end, but that of a whole run
+    summary = summarise(requests, (begin, float(np.nextafter(end, np.inf)) if whole else end), due=due)
     assert run.iterations is not None  # requested by the caller
     table, running = run.iterations, _running(run)
     return PolicyOutcome(
         policy=engine.policy,
-        load=load.text,
-        concurrency=load.concurrency,
-        request_rate=load.request_rate,
-        window=window.end - window.start,
+        load=level.title,
+        concurrency=level.concurrency,
+        request_rate=level.request_rate,
+        window=end - begin,
         requests=summary.requests,
         requests_rate=summary.requests_per_s,
         tokens_rate=summary.output_tokens_per_s,

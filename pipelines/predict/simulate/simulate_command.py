@@ -14,7 +14,8 @@ from pipelines.loadgen.trace import read_trace
 from pipelines.predict.performance.placement import Judge
 from pipelines.predict.simulate.case import SimulationCase, asked, faults_of, in_ticks, make_case, outcome_table
 from pipelines.predict.simulate.files import write_all
-from pipelines.predict.simulate.loads import Simulated, SimulatedLevel, make_levels, run_all
+from pipelines.predict.simulate.loads import Simulated, make_levels, run_all
+from pipelines.predict.simulate.outcome import SimulatedLevel
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings, as_yaml
 from pipelines.store.run_folder import run_folder
@@ -72,9 +73,9 @@ class PreparedSimulation:
 
     def table(self, results: Sequence[Simulated]) -> str:
         """Format the outcomes."""
-        (load, *others) = (level.label for level in self.levels)
+        (load, *others) = self.levels
         one = not others and (load.concurrency is not None or load.request_rate is not None)
-        title = asked(self.settings, self.case, load.text if one else None)
+        title = asked(self.settings, self.case, load.title if one else None)
         return f"{wrapped(title)}\n\n{outcome_table([each.outcome for each in results], self.case.unit)}"
 
 

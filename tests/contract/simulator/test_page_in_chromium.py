@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.document.canvas import DARK, LIGHT
 from pipelines.predict.simulate.files import page
-from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, measure
+from pipelines.predict.simulate.outcome import SimulatedLevel, measure
 from pipelines.predict.simulator.interface import REFUSALS, OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.run import TickCost, simulate
 from tests.support.chromium import DARK_THEME, LIGHT_THEME, needs_chromium, said_by
@@ -108,8 +108,9 @@ def test_every_step_is_the_same_as_in_python(browser, name):
 def test_the_counters_are_those_of_the_table(browser, name):
     found, run, engine = browser[name]["counters"], in_python(CASES[name]), CASES[name]["engine"]
     limits = SchedulerLimits(engine["policy"], engine["slots"], engine["max_num_tokens"])
-    window = CountedWindow(0.0, run.end, 0, len(run.requests.arrival), whole=True)
-    outcome = measure(run, limits, LoadLabel("all"), window, 0.0)
+    rows = run.requests
+    load = OfferedLoad(rows.isl, rows.osl, rows.arrival)
+    outcome = measure(run, limits, SimulatedLevel(load, None, 0, len(rows.arrival), True, "all"), 0.0)
     assert (found["done"], found["queue"]) == (outcome.requests, outcome.queue_end)
     same = {
         "ttft": outcome.ttft.mean,

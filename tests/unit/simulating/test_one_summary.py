@@ -13,7 +13,7 @@ from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, LoadPoint,
 from pipelines.domain.summary import summarise, whole_window
 from pipelines.predict.performance.modelled import ModelledDeployment, Trial, run_trial
 from pipelines.predict.performance.read_measured import from_result
-from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, measure
+from pipelines.predict.simulate.outcome import SimulatedLevel, measure
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.run import IterationCost, simulate
 from pipelines.predict.sizing.instance import WARM_UP, watch
@@ -56,8 +56,7 @@ def same(one: Any, other: Any) -> None:
 
 def test_the_simulator_says_what_the_load_generator_says() -> None:
     expected = by_the_load_generator(RUN)
-    window = CountedWindow(float(LOAD.arrival[0]), RUN.end, 0, COUNT, whole=True)
-    found = measure(RUN, ENGINE, LoadLabel("x"), window, overhead=0.0)
+    found = measure(RUN, ENGINE, SimulatedLevel(LOAD, None, 0, COUNT, True, "x"), overhead=0.0)
     assert found.requests == expected.requests == COUNT
     assert found.requests_rate == pytest.approx(expected.requests_per_s)
     assert found.tokens_rate == pytest.approx(expected.output_tokens_per_s)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipelines.domain.summary import summarise, whole_window
-from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, PolicyOutcome, limits_in_words, measure
+from pipelines.predict.simulate.outcome import PolicyOutcome, SimulatedLevel, limits_in_words, measure
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.run import TickCost, simulate
 from tests.support.load_records import columns_of
@@ -16,9 +16,7 @@ from tests.support.simulated_records import timings
 def run_of(engine: SchedulerLimits, osl: list[int], **other: float) -> tuple[SimulatedRun, PolicyOutcome]:
     load = OfferedLoad(np.full(len(osl), 32), np.array(osl), np.zeros(len(osl)))
     run = simulate(engine, load, TickCost(2, 1), iterations=True, backend="numpy", **other)
-    return run, measure(
-        run, engine, LoadLabel("all at once"), CountedWindow(0.0, run.end, 0, len(osl), whole=True), 0.0
-    )
+    return run, measure(run, engine, SimulatedLevel(load, None, 0, len(osl), True, "all at once"), 0.0)
 
 
 def test_a_whole_run_has_the_summary_of_the_load_generator() -> None:
@@ -33,10 +31,11 @@ def test_a_whole_run_has_the_summary_of_the_load_generator() -> None:
 
 
 def test_a_window_counts_the_requests_and_tokens_inside() -> None:
-    run, _ = run_of(SchedulerLimits(slots=1), [3, 3, 3])  # each 2 + 2 ticks: done at 4, 8, 12
-    found = measure(run, SchedulerLimits(slots=1), LoadLabel("x"), CountedWindow(4.5, 8.5, 1, 2), overhead=0.5)
-    assert (found.requests, found.tokens_rate) == (1, 3 / 4)  # tokens at 6, 7, 8
-    assert (found.ttft.mean, found.e2e.mean) == (6.5, 8.5)
+    engine, load = SchedulerLimits(slots=1), OfferedLoad(np.full(3, 32), np.full(3, 3), np.array([0.0, 3.0, 8.0]))
+    run = simulate(engine, load, TickCost(2, 1), iterations=True, backend="numpy")  # each 2 + 2 ticks: done at 4, 8, 12
+    found = measure(run, engine, SimulatedLevel(load, None, 1, 2, False, "x"), overhead=0.5)
+    assert (found.requests, found.tokens_rate) == (1, 4 / 5)  # from 3 to 8: tokens at 3.5, 4.5, 6.5, 7.5
+    assert (found.ttft.mean, found.e2e.mean) == (3.5, 5.5)
 
 
 def test_slots_in_use_are_a_mean_over_time() -> None:
