@@ -296,7 +296,7 @@ class StackedCases:
         splitwise = [case.source == "splitwise-sim" for case in self.cases]
         answered = np.where(splitwise, np.minimum(self.osl, ANSWER_TOKENS), self.osl)
         rate = batch * self.osl / (prefill + (self.osl - 1) * decode)
-        whole = np.array([case.setup.framework in STATIC_TOTALS for case in self.cases])
+        whole = np.array([case.setup.runs_on.name in STATIC_TOTALS for case in self.cases])
         return self._of_metric(
             ttft_ms=1e3 * prefill,
             prefill_batch_ms=1e3 * prefill,
@@ -358,7 +358,7 @@ class StackedCases:
                 kv,
                 one,
                 delay,
-                setup.framework,
+                setup.runs_on.name,
                 setup.gpu.name,
             )
             if len(self.served) > REMEMBERED:

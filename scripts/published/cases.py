@@ -17,7 +17,8 @@ from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.formats import BY_ALIAS, FORMATS, KvFormat, kv_formats_for
 from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.models import model_named
-from pipelines.predict.performance.performance import Setup, framework_named, refuse
+from pipelines.predict.performance.performance import Setup, refuse
+from scripts.published.frameworks import framework_named
 
 PUBLISHED = Path(__file__).parent / "data" / "published.csv.gz"
 """Public measurements, each with its source; see data/README.md."""
@@ -168,7 +169,7 @@ def _setup(model: str, gpu: str, precision: str, framework: str, tp: int, gpus: 
     served, spec, qformat = framework_named(framework), gpu_named(gpu), BY_ALIAS[precision]
     eight_bit = (served.kv_follows or small_kv) and FORMATS[qformat].fp8_kv_cache
     kv_format = KvFormat.FP8 if eight_bit and KvFormat.FP8 in kv_formats_for(spec.sm) else KvFormat.AUTO
-    one = Setup(model_named(model), spec, qformat, kv_format, framework=framework)
+    one = Setup(model_named(model), spec, qformat, kv_format, runs_on=served)
     setups = [replace(one, tp=ranks) for ranks in ([tp] if tp else [n for n in (1, 2, 4, 8) if n <= gpus])]
     for setup in setups:
         refuse(setup)

@@ -145,7 +145,7 @@ def _words(case: PublishedCase) -> tuple[str, ...]:
     same = {"itl_ms": "tpot_ms", "output_tok_s_per_gpu": "output_tok_s", "requests_s": "output_tok_s"}
     metric = f"{same.get(case.metric, case.metric)} {'p99' if case.stat == 'p99' else ''}"
     form = setup.qformat.value
-    return (setup.framework, setup.runs_on.family, setup.gpu.name, setup.model.name, form, metric, case.mode)
+    return (setup.runs_on.name, setup.runs_on.family, setup.gpu.name, setup.model.name, form, metric, case.mode)
 
 
 ADDED = ("predicted", "low", "high", "provenance", "reason")

@@ -23,12 +23,13 @@ from pipelines.predict.performance.models import model_named
 from pipelines.predict.performance.performance import Framework, PerformanceModel, Setup
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
 from pipelines.predict.simulator.run import IterationCost, simulate
+from scripts.published.frameworks import framework_named
 from scripts.published.predict import NORMAL_80
 
 STAGES = Path(__file__).parent / "data" / "stages.csv"
 METRICS = ("ttft_mean", "ttft_p99", "e2e_mean", "e2e_p99", "itl_mean")
 """Columns with figures, ms. ITL is (mean E2E - mean TTFT) / (mean output tokens - 1), as its authors compute it."""
-FRAMEWORK = "vLLM 0.15.1"
+FRAMEWORK = framework_named("vLLM 0.15.1")
 FRONT_END_S = 0.006
 """Seconds from client to scheduler and back: HTTP, tokenizer, detokenizer; fitted to the stages with use=fit."""
 PIECEWISE_S = 24e-6
@@ -115,7 +116,7 @@ def predict(row: Mapping[str, str], model: PerformanceModel, *, reuse: bool = Tr
     """
     qformat = QFormat.FP8 if row["precision"] == "fp8" else QFormat.NONE
     shape = replace(model_named(row["model"]), in_16_bit=IN_16_BIT.get(row["model"], {}))
-    setup = Setup(shape, gpu_named(row["gpu"]), qformat, tp=int(row["tp"]), framework=FRAMEWORK)
+    setup = Setup(shape, gpu_named(row["gpu"]), qformat, tp=int(row["tp"]), runs_on=FRAMEWORK)
     load = (row["workload"], int(row["max_num_batched_tokens"]), reuse)
     costed = model.cost(setup)
     # vLLM's attention in chunks has no CUDA graphs (`ChunkedLocalAttentionBuilder`, vllm-project/vllm#26034 and #28739)

@@ -250,7 +250,7 @@ def transfer(
     all_of = {
         "gpu": [setup.gpu.name for setup in setups],
         "model": [setup.model.name for setup in setups],
-        "version": [setup.framework for setup in setups],
+        "version": [setup.runs_on.name for setup in setups],
     }
     of = {kind: all_of[kind] for kind in kinds}
     scores: dict[str, dict[str, dict[str, float]]] = {}

@@ -6,7 +6,6 @@ usual error. Method: docs/decisions/0023-performance-model.md; accuracy: docs/si
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -23,7 +22,7 @@ from pipelines.predict.simulator.interface import Admission
 from pipelines.predict.simulator.run import IterationCost
 from pipelines.settings.root import Settings
 
-# Inference frameworks by name and version: which ones share scheduling and costs.
+# Inference frameworks: which versions share scheduling and costs. scripts/published knows those that were published.
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,41 +48,9 @@ class Framework:
     all_to_all: bool = False
 
 
-KNOWN = "TensorRT-LLM <version>, vLLM <version>, SGLang <version>, NIM <version>"
-
-
-def framework_named(text: str) -> Framework:
-    """Parse "TensorRT-LLM 1.0", "vLLM (version not stated)", "NIM 1.8.0", "TensorRT-LLM (MLPerf harness)".
-
-    Raises:
-        UserError: the framework is not known.
-    """
-    name = " ".join(text.split())
-    lower = name.lower()
-    if lower.startswith(("tensorrt-llm", "tensorrt_llm", "trtllm", "trt-llm")):
-        version = re.search(r"(\d+)\.(\d+)", lower)
-        family = "trtllm-torch"
-        if "mlperf" in lower:
-            family = "trtllm-mlperf"
-        elif version and int(version[1]) == 0:
-            family = "trtllm-static" if int(version[2]) < 10 else "trtllm-cpp"
-        torch = family == "trtllm-torch"
-        # 1.0 and 1.1 gather and scatter (pull requests 8675 and 8950 of NVIDIA/TensorRT-LLM)
-        all_to_all = bool(torch and version and (int(version[1]), int(version[2])) >= (1, 2))
-        engine = "pytorch" if torch else "tensorrt"
-        return Framework(name, family, engine, "GUARANTEED_NO_EVICT", True, torch, all_to_all)
-    if lower.startswith("nim"):
-        return Framework(name, "nim", "tensorrt", "GUARANTEED_NO_EVICT", True)
-    for prefix, family in (("vllm/hf", "vllm-2023"), ("vllm", "vllm"), ("sglang", "sglang")):
-        if lower.startswith(prefix):
-            version = re.search(r"(\d+)\.(\d+)", lower)
-            # vLLM schedules asynchronously by default since 0.14.0, SGLang overlaps its scheduler since 0.4
-            new = {"vllm": (0, 14), "sglang": (0, 4)}.get(family)
-            ahead = bool(new and version and (int(version[1]), int(version[2])) >= new)
-            return Framework(name, family, "pytorch", "MAX_UTILIZATION", False, ahead)
-    raise UserError(f"The framework '{text}' is not known.", allowed=f"Known: {KNOWN}.")
-
-
+TENSORRT_LLM_1_2 = Framework(
+    "TensorRT-LLM 1.2", "trtllm-torch", "pytorch", "GUARANTEED_NO_EVICT", kv_follows=True, ahead=True, all_to_all=True
+)
 Provenance = Literal["fitted", "transferred", "datasheet"]
 WIDER: dict[Provenance, float] = {"fitted": 1.0, "transferred": 1.5, "datasheet": 2.5}
 """Factor that widens an interval when there are no residuals to derive it from."""
@@ -117,7 +84,7 @@ class Setup:
         pp: pipeline parallel ranks.
         attention_dp: whether each of the `tp` ranks has the whole attention and requests of its own, and a part of the
             experts (attention data parallel, experts parallel).
-        framework: framework that serves it, with its version.
+        runs_on: framework that serves it, with its version.
         group_size: input channels asked to share a scale; formats without a choice take their own.
         gpu_weights_percent: share of the weights that stays on the GPU (Triton's name, although it is a fraction).
     """
@@ -130,7 +97,7 @@ class Setup:
     tp: int = 1
     pp: int = 1
     attention_dp: bool = False
-    framework: str = "TensorRT-LLM 1.2"
+    runs_on: Framework = TENSORRT_LLM_1_2
     group_size: int = USUAL_GROUP
     gpu_weights_percent: float = 1.0
 
@@ -159,11 +126,6 @@ class Setup:
     def sparse_kernels(self) -> bool:
         """Whether kernels for 2:4-sparse weights run: TensorRT has them for linears that it multiplies itself."""
         return self.sparse and FORMATS[self.qformat].products_of_tensorrt
-
-    @property
-    def runs_on(self) -> Framework:
-        """Properties of the framework."""
-        return framework_named(self.framework)
 
     @property
     def kind(self) -> str:

@@ -16,7 +16,6 @@ ALLOWED = {
     ("pipelines/deploy/migrate/translate.py", "tensorrt_llm"): "a model in NVIDIA's Triton repository",
     ("pipelines/doctor/versions.py", "openvino"): "a Python distribution",
     ("pipelines/doctor/versions.py", "tensorrt_llm"): "a column of compatibility.json",
-    ("pipelines/predict/performance/performance.py", "tensorrt_llm"): "a framework's name as others publish it",
 }
 """(file, word) -> what the word is there, if not an engine."""
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from pipelines.predict.performance.models import model_named
-from pipelines.predict.performance.performance import PerformanceModel, framework_named
+from pipelines.predict.performance.performance import PerformanceModel
 from scripts.published import judge, stages
+from scripts.published.frameworks import framework_named
 
 JUDGED = stages.rows("judge")
 

@@ -15,6 +15,7 @@ from pipelines.predict.performance.performance import PerformanceModel, Setup
 from pipelines.predict.performance.physics import Parameters, facts
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
 from pipelines.predict.simulator.run import IterationCost, simulate
+from scripts.published.frameworks import framework_named
 from scripts.published_fit.priors import PRIORS
 
 H100 = Setup(model_named("llama-3.1-8b"), gpu_named("h100_sxm"), QFormat.FP8)
@@ -55,7 +56,7 @@ def test_all_to_all_sends_a_token_to_the_ranks_of_its_experts_alone():
     eight = replace(maverick, model=model_named("qwen3-235b-a22b"))
 
     def share(setup: Setup) -> float:
-        older = replace(setup, framework="TensorRT-LLM 1.0")
+        older = replace(setup, runs_on=framework_named("TensorRT-LLM 1.0"))
         return setup.facts().reduce_bytes / older.facts().reduce_bytes
 
     assert share(maverick) == pytest.approx(1 / 4)
@@ -72,7 +73,6 @@ def test_all_to_all_sends_a_token_to_the_ranks_of_its_experts_alone():
         ({"qformat": QFormat.NVFP4}, "quant=nvfp4 needs FP4 tensor cores; H100-SXM-80GB has none"),
         ({"tp": 3}, r"32 heads; tp_size=3 does not divide them\. Allowed: 1, 2, 4, 8, 16"),
         ({"pp": 33}, "pp_size=33 is not between 1 and llama-3.1-8b's 32 layers"),
-        ({"framework": "llama.cpp"}, "framework 'llama.cpp' is not known"),
         (
             {"gpu": gpu_named("a100_sxm_80gb"), "qformat": QFormat.NONE, "kv_format": KvFormat.FP8},
             r"A100-SXM-80GB has no FP8 for the KV cache\. It supports auto or int8",
@@ -112,7 +112,9 @@ def test_2_4_sparsity_speeds_up_as_published(batch, published):
     Published is sparse on one GPU over dense on two, without lengths; taken as the speed-up of the linears, which is
     all that sparsity touches.
     """
-    dense = Setup(model_named("llama-2-70b"), gpu_named("h100_sxm"), QFormat.FP8, framework="TensorRT-LLM 0.9.0")
+    dense = Setup(
+        model_named("llama-2-70b"), gpu_named("h100_sxm"), QFormat.FP8, runs_on=framework_named("TensorRT-LLM 0.9.0")
+    )
     fitted = PerformanceModel.load()
     ratio = linears(fitted.cost(dense), batch) / linears(fitted.cost(replace(dense, sparse=True)), batch)
     assert ratio == pytest.approx(published, rel=0.05)
@@ -144,7 +146,7 @@ def test_efficiencies_are_physical():
 )
 def test_the_provenance_says_what_was_measured(gpu, framework, provenance, why):
     costed = PerformanceModel.load().cost(
-        Setup(model_named("llama-3.1-8b"), gpu_named(gpu), QFormat.NONE, framework=framework)
+        Setup(model_named("llama-3.1-8b"), gpu_named(gpu), QFormat.NONE, runs_on=framework_named(framework))
     )
     assert costed.provenance == provenance
     assert why in costed.why
@@ -158,12 +160,15 @@ def test_a_mixture_is_fitted_only_where_mixtures_were_measured():
     )
     split = replace(known, tp=4)
     apart = replace(other, tp=4, attention_dp=True)
-    costs = [model.cost(each) for each in (dense, known, split, apart, replace(known, framework="vLLM 0.15.1"))]
+    costs = [
+        model.cost(each)
+        for each in (dense, known, split, apart, replace(known, runs_on=framework_named("vLLM 0.15.1")))
+    ]
     assert [each.provenance for each in costs] == ["fitted", "fitted", *["transferred"] * 3]
     for cost, why in zip(costs[2:], ("attention data parallel", "than deepseek-r1", "without mixtures"), strict=True):
         assert why in cost.why
     assert costs[0].spread["throughput"] < 0.1 < costs[1].spread["throughput"] == model.mixtures["spread"]
-    mixtral = Setup(model_named("mixtral-8x7b"), gpu_named("h100_sxm"), framework="TensorRT-LLM 0.15.0")
+    mixtral = Setup(model_named("mixtral-8x7b"), gpu_named("h100_sxm"), runs_on=framework_named("TensorRT-LLM 0.15.0"))
     assert PerformanceModel.load().cost(mixtral).provenance == "fitted"
 
 
