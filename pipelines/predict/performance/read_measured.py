@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ import yaml
 
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, Distribution, LoadPoint
 from pipelines.domain.errors import UserError
-from pipelines.domain.summary import SECOND, RequestColumns
+from pipelines.domain.summary import SECOND
 from pipelines.engines.registry import runs_on_cpu
 from pipelines.host.files import parse_json, sha256_file
+from pipelines.loadgen.health import from_stored
 from pipelines.predict.performance.measured import Measured, MeasuredLevel, Sent, Served, guidellm, is_guidellm
 from pipelines.predict.performance.measured_open import inference_perf, llm_d, sglang, vllm
 from pipelines.predict.performance.measured_tools import aiperf, genai_perf, is_aiperf, trtllm_bench
@@ -296,19 +296,16 @@ def _sent(path: Path) -> Sent | None:
     try:
         with gzip.open(path, "rt") as file:
             data = parse_json(file.read())
-        columns = (data[name] for name in ("intended_ns", "isl", "osl", "first_token_ns", "end_ns", "error"))
-        rows = sorted(zip(*columns, strict=True), key=itemgetter(0))
-        start, end = data["window_ns"]
+        requests, (start, end) = from_stored(data), data["window_ns"]
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
         return None
-    fine = [row for row in rows if row[5] is None]
-    due, isl, osl = (np.array([row[i] for row in fine]) for i in range(3))
-    isl, osl, window = isl.astype(np.int64), np.maximum(osl, 1).astype(np.int64), (start / SECOND, end / SECOND)
-    if not fine or any(row[3] is None for row in fine):
-        return Sent(due / SECOND, isl, osl, window)
-    first, end = (np.array([row[i] for row in fine], float) for i in (3, 4))
-    times = RequestColumns(due.astype(float), first, end, isl, osl)
-    return Sent(due / SECOND, isl, osl, window, times.ttft() / SECOND, times.itl() / SECOND)
+    order = np.argsort(requests.due, kind="stable")
+    order = order[requests.fine()[order]]
+    due, isl, osl, window = requests.due, requests.isl, np.maximum(requests.osl, 1), (start / SECOND, end / SECOND)
+    if not len(order) or np.isnan(requests.first_token[order]).any():
+        return Sent(due[order] / SECOND, isl[order], osl[order], window)
+    times = (latency[order] / SECOND for latency in (requests.ttft(), requests.itl()))
+    return Sent(due[order] / SECOND, isl[order], osl[order], window, *times)
 
 
 def _why_not(level: LoadPoint) -> str:
