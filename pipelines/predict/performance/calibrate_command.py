@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+from pipelines.document.show import NONE
 from pipelines.domain.errors import UserError
 from pipelines.domain.variant import Variant
 from pipelines.engines.registry import ENGINES, TENSORRT_LLM, runs_on_cpu
@@ -159,46 +160,32 @@ def fit_text(measured: Measured, result: FitResult, source: str) -> str:
     return "\n".join([*lines, *(f"note: {note}" for note in measured.notes)])
 
 
-METRICS = ("rps", "ttft_p50", "ttft_p95", "itl_mean")
-"""Metrics that a fit is judged by."""
-TITLES = {"rps": "requests/s", "ttft_p50": "TTFT p50 ms", "ttft_p95": "TTFT p95 ms", "itl_mean": "ITL ms"}
+METRICS = {"rps": "requests/s", "ttft_p50": "TTFT p50 ms", "ttft_p95": "TTFT p95 ms", "itl_mean": "ITL ms"}
+"""Metrics that a fit is judged by, and their titles."""
 
 
-def comparison(rows: Sequence[FittedLevel]) -> list[tuple[str, ...]]:
-    """Build table rows: load, then measured, modelled and error in percent per metric; header first, medians last."""
-    table = [("load", *(cell for name in METRICS for cell in (TITLES[name], "modelled", "%")))]
+def compared(rows: Sequence[FittedLevel]) -> list[str]:
+    """List measured, modelled and error of each load on separate lines, so that each fits 80 columns; medians last."""
+    lines = [("load", *METRICS.values())]
     for row in rows:
-        errors, cells = row.errors(), [row.level.load]
-        for name in METRICS:
-            if name not in errors:
-                cells += ["–", "–", "–"]
-                continue
-            real = measured_value(row, name)
-            cells += [_shown(real), _shown(real * (1 + errors[name])), f"{100 * errors[name]:+.0f}"]
-        table.append(tuple(cells))
-    medians = ["median error"]
+        columns = zip(*(_cells(row, name) for name in METRICS), strict=True)
+        names = (row.level.load, "  modelled", "  error, %")
+        lines += [(name, *cells) for name, cells in zip(names, columns, strict=True)]
+    medians = []
     for name in METRICS:
         values = [abs(row.errors()[name]) for row in rows if name in row.errors()]
-        medians += ["", "", f"{100 * median(values):.1f}" if values else "–"]
-    return [*table, tuple(medians)]
+        medians.append(f"{100 * median(values):.1f}" if values else NONE)
+    return table([*lines, ("median error, %", *medians)])
 
 
-def measured_value(row: FittedLevel, name: str) -> float:
-    """Return a metric as it is shown: requests/s or ms."""
-    if name == "rps":
-        return row.level.requests_per_s
-    what, part = name.split("_")
-    return 1e3 * float(getattr(getattr(row.level, f"{what}_s"), part))
+def _cells(row: FittedLevel, name: str) -> tuple[str, str, str]:
+    """Return a metric as measured and as modelled, requests/s or ms, and the error in percent."""
+    if (error := row.errors().get(name)) is None:
+        return NONE, NONE, NONE
+    what, _, part = name.partition("_")
+    real = row.level.requests_per_s if name == "rps" else 1e3 * float(getattr(getattr(row.level, f"{what}_s"), part))
+    return _shown(real), _shown(real * (1 + error)), f"{100 * error:+.0f}"
 
 
 def _shown(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def compared(rows: Sequence[FittedLevel]) -> list[str]:
-    """List measured, modelled and error of each load on separate lines, so that each fits 80 columns."""
-    head, *loads, medians = comparison(rows)
-    lines = [(head[0], *head[1::3])]
-    for row in loads:
-        lines += [(row[0], *row[1::3]), ("  modelled", *row[2::3]), ("  error, %", *row[3::3])]
-    return table([*lines, (f"{medians[0]}, %", *medians[3::3])])

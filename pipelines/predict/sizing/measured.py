@@ -14,7 +14,7 @@ from pipelines.engines.config import HardwareSettings
 from pipelines.engines.registry import runs_on_cpu
 from pipelines.host.machine import Machine
 from pipelines.host.screen import table, wrapped
-from pipelines.predict.config import price_text
+from pipelines.predict.config import SizingSettings, price_text
 from pipelines.predict.performance.gpus import TELL, resolved, stated_gpus, with_gpus
 from pipelines.predict.performance.measured import Measured, MeasuredLevel, Served
 from pipelines.predict.performance.read_measured import read_measured
@@ -65,22 +65,13 @@ class MeasuredAnswer:
     fleet: PeakFleet
 
 
-def from_measured(
-    measured: Measured,
-    demand: Demand,
-    slo: Slo,
-    percentile: float,
-    *,
-    gpus: int,
-    gpus_per_server: int,
-    headroom: float,
-    spare: int,
-) -> MeasuredAnswer:
-    """Size a fleet of copies of the `gpus` that were measured.
+def from_measured(measured: Measured, demand: Demand, sizing: SizingSettings, layout: Layout) -> MeasuredAnswer:
+    """Size a fleet of copies of what was measured.
 
     Raises:
         UserError: the benchmark lacks the percentile or the metric of a limit, or no load meets the limits.
     """
+    slo, percentile = sizing.slo.to_slo(), sizing.slo.percentile
     if percentile not in KNOWN:
         raise UserError(
             f"sizing.slo.percentile={percentile:g} is not stored in a benchmark.",
@@ -97,8 +88,7 @@ def from_measured(
             todo="Measure a lower load, or set a higher limit.",
         )
     best = good[-1]
-    layout = Layout(gpus, gpus_per_server)
-    sized = fleet(demand.peak, best.requests_per_s, layout, headroom=headroom, spare=spare)
+    sized = fleet(demand.peak, best.requests_per_s, layout, headroom=sizing.headroom, spare=sizing.spare)
     return MeasuredAnswer(measured, demand, slo, percentile, judged, best, sized)
 
 
@@ -148,10 +138,7 @@ def answer_of(settings: Settings, machine: Machine, path: Path) -> MeasuredAnswe
         )
     gpus = 1 if cpu else measured.served.gpus or 1  # a CPU server counts as one
     per_server = None if cpu else resolved(settings.hardware, machine).gpus_per_server
-    return from_measured(
-        measured, demand, sizing.slo.to_slo(), sizing.slo.percentile, gpus=gpus,
-        gpus_per_server=per_server or gpus, headroom=sizing.headroom, spare=sizing.spare,
-    )  # fmt: skip
+    return from_measured(measured, demand, sizing, Layout(gpus, per_server or gpus))
 
 
 def words(answer: MeasuredAnswer, price: Cost | None, *, gpus_known: bool) -> list[str]:

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.domain.benchmark import Distribution, Slo
+from pipelines.domain.benchmark import Distribution
 from pipelines.domain.errors import UserError
+from pipelines.predict.config import SizingSettings
 from pipelines.predict.performance.read_measured import read_measured
+from pipelines.predict.sizing.fleet import Layout
 from pipelines.predict.sizing.measured import from_measured
 from tests.support.sizing_questions import demand
 
@@ -29,9 +31,9 @@ def measured():
     return replace(one, levels=tuple(levels))
 
 
-def size(measured, percentile=95, **how):
-    how = {"gpus": 8, "gpus_per_server": 8, "headroom": 0.0, "spare": 0} | how
-    return from_measured(measured, demand(31.0), Slo("given", ttft_ms=3000), percentile, **how)
+def size(measured, percentile=95, ttft_ms=3000):
+    sizing = SizingSettings(slo={"ttft_ms": ttft_ms, "percentile": percentile})
+    return from_measured(measured, demand(31.0), sizing, Layout(8, 8))
 
 
 def test_the_published_example_needs_13_servers(measured):
@@ -45,7 +47,7 @@ def test_the_published_example_needs_13_servers(measured):
 
 def test_no_load_within_the_limits_says_the_nearest(measured):
     with pytest.raises(UserError, match=r"at the lowest \(concurrency 8, .*TTFT P95 is 1,000 ms, the limit is 10 ms"):
-        from_measured(measured, demand(1.0), Slo("x", ttft_ms=10), 95, gpus=8, gpus_per_server=8, headroom=0, spare=0)
+        size(measured, ttft_ms=10)
 
 
 def test_a_percentile_that_was_not_measured_is_refused(measured):
