@@ -36,7 +36,7 @@ from pipelines.nightly.config import NightlySettings
 from pipelines.nightly.matrix import NightlyCell, cells, own_overrides
 from pipelines.nightly.sentences import History, by_reason, causes, headline
 from pipelines.nightly.trend import trend_document
-from pipelines.nightly.verdict import NightVerdict, is_suspect, judge, with_measurement
+from pipelines.nightly.verdict import NightVerdict, is_suspect, judge
 from pipelines.plan.plan import make_plan
 from pipelines.run.runner import git_commit
 from pipelines.settings.compose import load
@@ -192,7 +192,8 @@ def _measured(night: Night, own: Settings, record: Record, job: SweepCell, count
             if not is_suspect(before, record, night.settings.nightly, count):
                 break
             say("  looks worse than before; measuring again")
-            record = with_measurement(record, facts.loads(_artifacts(night, job)["benchmark"]))
+            loads = facts.loads(_artifacts(night, job)["benchmark"])
+            record = replace(record, measurements=[*record.measurements, loads])  # the median of all counts
     except UserError as error:
         again = "measured again: " if record.status == "done" else ""
         return replace(record, status="failed", reason=f"{again}{error}")

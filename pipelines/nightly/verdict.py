@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 from eval.verdict import UNMEASURED, Verdict
 from pipelines.nightly.accuracy import (
@@ -324,8 +324,3 @@ def is_suspect(records: Sequence[Record], record: Record, settings: NightlySetti
     chance = settings.false_alarms / max(1, 2 * cells * len(metrics))
     nights = [*nights_before(records, record), record]
     return any(judge_series(nights, metric, settings, chance).judged[-1].state == "worse" for metric in metrics)
-
-
-def with_measurement(record: Record, loads: Sequence[dict[str, Any]]) -> Record:
-    """Return the record with one more measurement; the median of all counts."""
-    return replace(record, measurements=[*record.measurements, loads])

@@ -172,7 +172,6 @@ class SimulatedRun:
         iterations: per iteration; None unless requested.
         stays: per stay in a slot, in the order they ended; None unless iterations were requested.
         end: time when the run ended.
-        iteration_count: number of iterations.
         request_iterations: sum over iterations of the requests in them (the unit in which speed is counted).
         backend: "numba" or "numpy".
     """
@@ -181,7 +180,6 @@ class SimulatedRun:
     iterations: Iterations | None
     stays: Stays | None
     end: float
-    iteration_count: int
     request_iterations: int
     backend: str
 

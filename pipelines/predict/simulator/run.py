@@ -208,8 +208,7 @@ def _run(rules: Rules, records: Any, result: tuple[float, Any, Any], backend: st
     requests = Requests(*(np.ascontiguousarray(r[name]) for name in names))
     iterations = Iterations(*_columns(rows, Iterations)) if rules.record else None
     stay = Stays(*_columns(stays.astype(np.int64), Stays)) if rules.record else None
-    count, worked = int(counters["it"][0]), int(counters["worked"][0])
-    return SimulatedRun(requests, iterations, stay, end, count, worked, backend)
+    return SimulatedRun(requests, iterations, stay, end, int(counters["worked"][0]), backend)
 
 
 def _columns(flat: Any, kind: type) -> Any:

@@ -8,7 +8,7 @@ from eval.verdict import Verdict
 from pipelines.nightly.accuracy import limit_verdict
 from pipelines.nightly.nightly_command import summary, words
 from pipelines.nightly.sentences import History, causes, headline
-from pipelines.nightly.verdict import is_suspect, judge, nights_before, with_measurement
+from pipelines.nightly.verdict import is_suspect, judge, nights_before
 from tests.support.nights import accuracy, load, night, nightly_settings
 
 RATES = (1000.0, 1002.0, 998.0, 1001.0, 999.0, 1000.0, 1003.0, 997.0)
@@ -258,9 +258,10 @@ def test_an_engine_that_grew_is_a_regression():
 def test_what_looks_worse_is_measured_again_and_the_median_counts():
     slow = night(8, 800.0)
     assert is_suspect(BEFORE, slow, SETTINGS, 1)
-    once = with_measurement(slow, [load(1000.0)])
+    once = replace(slow, measurements=[*slow.measurements, [load(1000.0)]])
     assert is_suspect(BEFORE, once, SETTINGS, 1)  # median of two: 900
-    assert not is_suspect(BEFORE, with_measurement(once, [load(1003.0)]), SETTINGS, 1)
+    twice = replace(once, measurements=[*once.measurements, [load(1003.0)]])
+    assert not is_suspect(BEFORE, twice, SETTINGS, 1)
 
 
 def test_what_another_benchmark_cannot_answer_is_not_measured_again():

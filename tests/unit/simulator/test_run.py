@@ -107,7 +107,7 @@ def test_the_end_cuts_an_iteration_and_what_it_would_have_given_is_not_counted()
 
 def test_nothing_to_do_ends_at_once() -> None:
     run = plain(SchedulerLimits(), load([], [], arrival=np.zeros(0)))
-    assert (run.end, run.iteration_count, len(run.requests.end)) == (0, 0, 0)
+    assert (run.end, run.request_iterations, len(run.requests.end)) == (0, 0, 0)
 
 
 def test_records_need_the_iterations() -> None:
