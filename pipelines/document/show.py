@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pipelines.domain.units import show_bytes
@@ -97,3 +99,12 @@ def span(numbers: Iterable[int]) -> str:
     each = tuple(numbers)
     least, most = min(each), max(each)
     return f"{most:,}" if least == most else f"{least:,} to {most:,}"
+
+
+def csv_text(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Format a table as CSV; None is an empty cell."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(rows)
+    return out.getvalue()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pipelines.document.blocks import Attachment, Column, Section, Table, Text, groups, left, right
-from pipelines.document.show import NONE, flat, number, when
+from pipelines.document.show import NONE, csv_text, flat, number, when
 from pipelines.domain.errors import JsonFile, UserError
 from pipelines.domain.metrics import FIGURES, LATENCIES, RATES
 from pipelines.domain.units import show_bytes
@@ -101,15 +99,13 @@ def _loads(item: Comparison) -> Iterator[ReportedLoad]:
 
 def attachments(numbers: ReportedNumbers) -> tuple[Attachment, ...]:
     """Return the files beside a report: a row per format and load as CSV, and everything as JSON."""
-    keys, out = [figure.key for figure in (*RATES, *LATENCIES)], io.StringIO()
+    keys = [figure.key for figure in (*RATES, *LATENCIES)]
     rows = [{**asdict(load), **load.figures} for load in numbers.loads]
-    names = [name for name in rows[0] if name not in ("figures", *keys)]
-    writer = csv.DictWriter(out, [*names, *keys], extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _plain(value) for name, value in row.items()} for row in rows)
+    names = [*(name for name in rows[0] if name not in ("figures", *keys)), *keys]
+    table = csv_text(names, ([_plain(row.get(name)) for name in names] for row in rows))
     text = json.dumps(numbers.to_json(), indent=1, allow_nan=False) + "\n"
     return (
-        Attachment("comparison.csv", "all loads as CSV", out.getvalue().encode()),
+        Attachment("comparison.csv", "all loads as CSV", table.encode()),
         Attachment(ReportedNumbers.FILE, "all numbers as JSON", text.encode()),
     )
 

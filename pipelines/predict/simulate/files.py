@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -15,6 +13,7 @@ import numpy as np
 
 from pipelines.document.blocks import Figure
 from pipelines.document.canvas import DARK, LIGHT, variables
+from pipelines.document.show import csv_text
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.summary import CONVENTIONS
 from pipelines.host.files import write_bytes, write_json
@@ -40,7 +39,7 @@ def requests_csv(runs: Named) -> bytes:
         for name, load, run in runs
         for index, (*row, slot) in enumerate(_columns(run.requests, REQUEST), 1)
     )
-    return _csv(("policy", "load", "request", *REQUEST), rows)
+    return csv_text(("policy", "load", "request", *REQUEST), rows).encode()
 
 
 def iterations_csv(runs: Named, unit: str) -> bytes:
@@ -52,7 +51,7 @@ def iterations_csv(runs: Named, unit: str) -> bytes:
         for name, load, run in runs
         for row in _columns(run.iterations, ITERATION)
     )
-    return _csv(("policy", "load", *head), rows)
+    return csv_text(("policy", "load", *head), rows).encode()
 
 
 def _columns(table: Any, names: Sequence[str]) -> Iterable[tuple[Any, ...]]:
@@ -66,14 +65,6 @@ def _cell(value: float) -> float | str:
     if value != value:
         return ""
     return int(value) if value == int(value) else value
-
-
-def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(rows)
-    return out.getvalue().encode()
 
 
 # Curves of throughput and latency against the load, one per policy.

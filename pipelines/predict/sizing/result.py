@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipelines.document.show import csv_text
 from pipelines.engines.tensorrt_llm.config import LIMITS_FOR_LOAD
 from pipelines.predict.sizing.answer import Answer, Check, FleetOption
 from pipelines.predict.sizing.autoscale import Replay
@@ -164,13 +163,8 @@ def _plain(value: Any) -> Any:
 
 def to_csv(result: Result) -> str:
     """Format one CSV row per option, best first."""
-    question = result.answer.question
-    out = io.StringIO()
-    rows = [_row(option, question) for option in result.answer.options]
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    rows = [_row(option, result.answer.question) for option in result.answer.options]
+    return csv_text(list(rows[0]), (row.values() for row in rows))
 
 
 def _row(option: FleetOption, question: Question) -> dict[str, Any]:
