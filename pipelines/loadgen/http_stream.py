@@ -237,11 +237,7 @@ def _kind(status: int) -> str:
 
 
 def _counts(usage: dict[str, Any]) -> dict[str, int]:
-    """Return the counts that a usage states.
-
-    Raises:
-        ValueError: one is not a number of tokens.
-    """
+    """Return the counts that a usage states; ValueError if one is not a number of tokens."""
     stated = {**(usage.get("prompt_tokens_details") or {}), **usage}
     counts = {name: stated[name] for name in _COUNTS if stated.get(name) is not None}
     for name, value in counts.items():

@@ -484,11 +484,7 @@ def _unplanned_hits(bench: BenchmarkContext, outcome: LevelOutcome) -> float:
 
 
 def _check_answers(load: PlannedLevel, outcome: LevelOutcome) -> None:
-    """Refuse a load without a single finished request: it measures nothing.
-
-    Raises:
-        UserError: no request finished, and the server gave a reason.
-    """
+    """Refuse a load without a single finished request, with the server's reason: it measures nothing."""
     sent = len(outcome.requests.due)
     if outcome.reason not in ("", REFUSED) or not sent or outcome.requests.fine().any():
         return

@@ -142,7 +142,6 @@ class _TraceReader:
         self._begins, self._last = dict[int, int](), dict[str, int]()
 
     def read(self, text: str, speed: float) -> Trace:
-        """Read all requests, in order of time."""
         seconds, isl, osl, prompts = array("d"), array("q"), array("q"), dict[int, str]()
         scale, last, early = 0.0, -math.inf, 0
         rows = self._json(text) if text.lstrip()[:1] == "{" else self._csv(text)

@@ -134,7 +134,6 @@ class TritonInterface:
 
 
 def _add(message: Any, name: str, datatype: str, raw: bytes, shape: Sequence[int] = (1, 1)) -> None:
-    """Append an input with one element."""
     message.inputs.add(name=name, datatype=datatype, shape=shape)
     message.raw_input_contents.append(raw)
 
@@ -212,7 +211,6 @@ class TritonStream(RequestStream):
             return now(), self._broken(failure)
 
     async def _follow(self, chunks: list[int], counts: list[int]) -> tuple[int, str | None]:
-        """Read until the final response."""
         assert self._call is not None
         read, end = self._call.read, 0
         while True:

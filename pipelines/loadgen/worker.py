@@ -192,12 +192,10 @@ class _Worker:
                     stream.give_up("timeout")
 
     def stream(self) -> RequestStream:
-        """Open a new stream."""
         self._streams.append(stream := self._connect())
         return stream
 
     def stopped(self) -> bool:
-        """Return whether no more requests may be sent."""
         stop = self._cells[0]
         return self._aborted.is_set() or (stop != 0 and now() >= stop)
 

@@ -201,11 +201,7 @@ def _measured(night: Night, own: Settings, record: Record, job: SweepCell, count
 
 
 def _artifacts(night: Night, job: SweepCell) -> dict[str, Path]:
-    """Run one measurement in its own process, which may crash or run out of memory, and return its artifacts.
-
-    Raises:
-        UserError: why there are none.
-    """
+    """Run one measurement in its own process, which may crash or run out of memory, and return its artifacts."""
     timeout_s = night.settings.nightly.timeout_s
     job.write(night.logs)
     try:

@@ -36,11 +36,7 @@ class HistoryContents:
 
 
 def _record(line: bytes) -> Record:
-    """Read a line.
-
-    Raises:
-        ValueError: it is no line of a history, or was changed after it was written.
-    """
+    """Read a line; ValueError if it is none of a history, or was changed after it was written."""
     fields = json.loads(line)
     if not seal_is_right(fields):
         raise ValueError("it does not match its own checksum, so it was changed after it was written")

@@ -66,12 +66,7 @@ class _Stop:
 
 
 def _run(cell: SweepCell, machine: Machine) -> SweepCell:
-    """Plan and run.
-
-    Raises:
-        UserError: a fault in the settings, or in something a stage reads.
-        KeyboardInterrupt: the benchmark was told to stop, and kept what it had measured.
-    """
+    """Plan and run; KeyboardInterrupt if the benchmark was told to stop, and kept what it had measured."""
     settings = load(cell.overrides)
     cell = replace(cell, model=settings.model.label, variant=settings.variant.label)
     store = Store(settings.paths.store)

@@ -57,11 +57,7 @@ def known_model(settings: Settings) -> ModelShape:
 
 
 def _in_folder(folder: Path, name: str) -> ModelShape:
-    """Return the shape of a model from its folder; of one that is not built here, also what the folder holds.
-
-    Raises:
-        UserError: the model is not known, or a file of the folder is damaged.
-    """
+    """Return the shape of a model from its folder; of one that is not built here, also what the folder holds."""
     config = model_config(folder)
     shape = ModelShape.from_hf_config(config, str(folder / "config.json"), name=name, buildable=False)
     family = None if shape.architecture else SIZED[config["architectures"][0]]

@@ -107,11 +107,6 @@ def _parsed(text: str, path: Path) -> list[Any]:
 
 
 def _result(data: Any, path: Path) -> Measured:
-    """Read one result.
-
-    Raises:
-        UserError: it is not one, or values in it are of another form than its tool writes, or make no sense.
-    """
     try:
         measured = None
         if isinstance(data, dict) and data.keys() >= {"schema", "levels"}:
@@ -160,11 +155,7 @@ def _in_flight(measured: Measured) -> Measured:
 
 
 def _check(level: MeasuredLevel) -> None:
-    """Check that the numbers of a level can be measured.
-
-    Raises:
-        ValueError: names the number that cannot.
-    """
+    """Refuse a level with a number that nobody can measure; ValueError names it."""
     numbers = {name: getattr(level, name) for name in NUMBERS}
     for name in ("ttft_s", "itl_s", "e2e_s"):
         numbers |= {f"{name}.{key}": value for key, value in asdict(getattr(level, name)).items()}
@@ -174,11 +165,7 @@ def _check(level: MeasuredLevel) -> None:
 
 
 def _refuse_altered(path: Path) -> None:
-    """Compare a result in its artifact, and the request files beside it, with the artifact's manifest.
-
-    Raises:
-        DamagedError: one of them was changed after it was measured.
-    """
+    """Compare a result in its artifact, and the request files beside it, with the artifact's manifest."""
     folder = path.parent
     if path.name != RESULT or not (folder / MANIFEST).is_file():
         return  # a copy of the file alone

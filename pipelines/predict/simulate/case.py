@@ -147,11 +147,7 @@ def _fitted(settings: Settings, path: Path) -> SimulationCase:
 def _deployed(
     settings: Settings, deployment: ModelledDeployment, *, what: str, reason: str, kv_source: str
 ) -> SimulationCase:
-    """Build a case in seconds from a deployment, with its limits replaced by those that are set, one engine per policy.
-
-    Raises:
-        UserError: the deployment has pipeline stages or attention data parallel ranks.
-    """
+    """Build a case in seconds from a deployment; limits that are set replace its own. There is an engine per policy."""
     if deployment.lanes > 1:
         pp = settings.build.pp_size
         ranks = deployment.lanes // pp

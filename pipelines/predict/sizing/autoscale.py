@@ -179,11 +179,9 @@ class _Scaler:
 
     @property
     def starting(self) -> int:
-        """Instances that are starting."""
         return len(self._coming)
 
     def tick(self) -> None:
-        """Begin a step."""
         self._coming = [left - 1 for left in self._coming]
         self.ready += self._coming.count(0)
         self._coming = [left for left in self._coming if left > 0]

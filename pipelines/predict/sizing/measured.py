@@ -227,11 +227,7 @@ def to_json(answer: MeasuredAnswer, price: Cost | None) -> dict[str, Any]:
 def _from_rate(
     settings: Settings, hardware: HardwareSettings, rate: float, priced: Callable[[Demand, PeakFleet], Cost | None]
 ) -> tuple[list[str], dict[str, Any]]:
-    """Size from a known rate; return the printed lines, and plain JSON values.
-
-    Raises:
-        UserError: no load to size for, GPUs that nobody names, or a day to replay.
-    """
+    """Size from a known rate; return the printed lines, and plain JSON values."""
     demand, served, sizing = demand_of(settings.sizing, settings.workload), stated_gpus(settings), settings.sizing
     if served.gpus is None:
         raise UserError(f"sizing.rate={rate:g} does not say how many GPUs serve it.", todo=TELL)
