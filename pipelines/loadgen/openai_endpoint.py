@@ -113,7 +113,7 @@ class OpenAiEndpoint:
         """Prepare to send pictures with each request; the probes find their input tokens."""
         self.url, self._api, self._tokenizer_dir = url, api, tokenizer_dir
         self._pictures = tuple(range(images)), image_side
-        self._name, self._server = "", "unknown"
+        self._name, self._server, self._shown = "", "unknown", masked(url)
 
     def close(self) -> None:
         """Nothing stays open."""
@@ -153,10 +153,6 @@ class OpenAiEndpoint:
     def facts(self, model_name: str) -> dict[str, Any]:
         """Return the names under which it was asked, for the result."""
         return {"url": self._shown, "model_name": self._name or model_name, "name": self._server, "version": "unknown"}
-
-    @property
-    def _shown(self) -> str:
-        return masked(self.url)
 
     def _models(self) -> list[str]:
         todo = "Check benchmark.url: an OpenAI endpoint up to and with /v1, or host:port of a Triton server's gRPC."

@@ -277,7 +277,11 @@ class LevelPlan:
 
     def window_ns(self, times: list[int]) -> tuple[int, int]:
         """Return the steady window of an open loop: [end of warm-up, end of the last gap)."""
-        return self._begin(), max(self._end(times), times[-1] + 1)
+        begin, end, seconds = self._begin(), times[-1] + 1, self._seconds()
+        most = self._settings.num_requests
+        if seconds is not None and (most is None or sum(at >= begin for at in times) < most):
+            end = max(end, begin + round(seconds * SECOND))  # the number of requests did not end the level
+        return begin, end
 
     def _times(self) -> list[int]:
         if self.load.arrival == "burst":
@@ -297,15 +301,6 @@ class LevelPlan:
 
     def _begin(self) -> int:
         return 0 if self._settings.window == "whole" else round(self._settings.warmup_s * SECOND)
-
-    def _end(self, times: list[int]) -> int:
-        """Return the configured duration, unless the number of requests ended the level."""
-        begin, num_requests = self._begin(), self._settings.num_requests
-        inside = sum(at >= begin for at in times)
-        seconds = self._seconds()
-        if seconds is None or (num_requests is not None and inside >= num_requests):
-            return times[-1] + 1
-        return begin + round(seconds * SECOND)
 
     def _seconds(self) -> float | None:
         return self._settings.seconds(self.load.request_rate or 0.0)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns as now
@@ -40,14 +40,6 @@ _STOPPED = (_ENGINE, "ensemble")
 """Models whose requests the engine stops by their id; Triton tells others of a cancellation."""
 _STOP_S, _CANCEL_S = (0.02, 0.5), 5.0
 """Seconds before each stop, since the first may come before the request, and after which the stream is cancelled."""
-
-
-@asynccontextmanager
-async def _transport(url: str) -> AsyncIterator[Callable[[], RequestStream]]:
-    """Open a channel; see `Interface.transport`."""
-    async with grpc.aio.insecure_channel(url, options=_CHANNEL) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        yield lambda: TritonStream(stub)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +93,12 @@ class TritonInterface:
         """See `Interface`."""
         return "one request at a time on each of several long-lived gRPC streams"
 
-    def transport(self, url: str) -> AbstractAsyncContextManager[Callable[[], RequestStream]]:
+    @asynccontextmanager
+    async def transport(self, url: str) -> AsyncIterator[Callable[[], RequestStream]]:
         """See `Interface`."""
-        return _transport(url)
+        async with grpc.aio.insecure_channel(url, options=_CHANNEL) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            yield lambda: TritonStream(stub)
 
     def build(self, request: PlannedRequest, *, streaming: bool, ignore_eos: bool) -> Any:
         """Build the protobuf message (`ModelInferRequest`), which asks only for outputs that are read."""

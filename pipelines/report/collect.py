@@ -199,7 +199,7 @@ def _format(
     head = _head(index, artifacts)
     engines = _engines(index, head)
     chain = {artifact.place: artifact for artifact in index.chain(head) if artifact.stage != "evaluate"}
-    of_engine = [artifact for artifact in artifacts if engines & {source.digest for source in artifact.inputs}]
+    of_engine = [artifact for artifact in artifacts if artifact.is_of(engines)]
     if not _stage(chain.values(), "repository"):
         chain |= {artifact.place: artifact for artifact in _stage(of_engine, "repository")[:1]}
     by_task: dict[str, ReportedArtifact] = {}
@@ -244,7 +244,7 @@ def _perplexities(index: ArtifactIndex, label: Label, engines: set[str]) -> tupl
         if (_label(artifact) or label)[0] == label[0]
     }
     for artifact in index.of(READ):
-        if _label(artifact) != label or artifact.input_digest("engine") not in engines:
+        if _label(artifact) != label or not artifact.is_of(engines):
             continue
         result = read[artifact.place]
         others = (each for each in read.values() if each.qformat == BASELINE and each.engine == result.engine)
@@ -262,7 +262,7 @@ def _fidelity(
 ) -> ReportedFidelity | None:
     """Return the newest comparison of these engines with the 16-bit model, with the answers that changed."""
     for artifact in index.of("fidelity"):
-        if _label(artifact) == label and artifact.input_digest("engine") in engines:
+        if _label(artifact) == label and artifact.is_of(engines):
             baseline = evaluations.get(accuracy.baseline or "") if accuracy else None
             changed = flips(baseline, accuracy.result) if baseline and accuracy else None
             result = index.read(artifact, FidelityResult.FILE, FidelityResult.from_json)

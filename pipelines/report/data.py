@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -92,10 +92,9 @@ class ReportedArtifact:
         """Return the input of a name; None without one."""
         return next((each for each in self.inputs if each.name == name), None)
 
-    def input_digest(self, name: str) -> str | None:
-        """Return the digest of its content; None without one."""
-        artifact = self.input(name)
-        return artifact.digest if artifact else None
+    def is_of(self, engines: Collection[str]) -> bool:
+        """Return whether it was made from one of these engines, by their digests."""
+        return any(source.digest in engines for source in self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
