@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from eval.fidelity.divergence import FidelityResult
@@ -67,14 +67,6 @@ class FormatRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejection:
-    """A format that was not chosen, and why."""
-
-    variant: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
     """The comparison of one model's formats under one workload.
 
@@ -82,7 +74,7 @@ class Comparison:
         workload: the comparable runs; None if nothing was benchmarked.
         chosen: variant with the most throughput within the limit; None if no format is eligible.
         reason: text that explains the choice, or why there is none.
-        rejected: every other format with its reason.
+        rejected: why each other format was not chosen.
         notes: limitations of the choice: noise, a client that was the bottleneck, a wide interval.
         tuning: which tuning the engines have; empty for engines without any.
     """
@@ -92,7 +84,7 @@ class Comparison:
     rows: tuple[FormatRow, ...]
     chosen: str | None
     reason: str
-    rejected: tuple[Rejection, ...]
+    rejected: Mapping[str, str]
     notes: tuple[str, ...]
     tuning: str = ""
 
@@ -125,11 +117,11 @@ def compare_formats(data: ReportData, workload: Workload | None, model: str, lim
         reason = _reason(best, limit, alone=len(eligible) == 1)
     chosen = best.variant if best else None
     notes = (*(_choice_notes(best, eligible, limit) if best else ()), *load_notes(rows))
-    rejected = tuple(
-        Rejection(row.variant, why)
+    rejected = {
+        row.variant: why
         for row in rows
         if row is not best and (why := refusal(row, limit) or (_slower(row, best) if best else ""))
-    )
+    }
     return Comparison(workload, model, rows, chosen, reason, rejected, notes, _tuning(formats))
 
 

@@ -64,7 +64,7 @@ def _text(item: Comparison) -> str:
         lines += [name, ("", *cells)] if len(name) > LONGEST_NAME else [(name, *cells)]
     notes = [
         item.reason,
-        *(f"- {rejection.variant}: {rejection.reason}" for rejection in item.rejected),
+        *(f"- {variant}: {why}" for variant, why in item.rejected.items()),
         *(f"Note: {note}" for note in item.notes),
         item.tuning,
         f"Measured: {run_label(runs)}; engine {runs[0].result.engine}." if runs else f"Model {item.model}.",

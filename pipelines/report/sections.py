@@ -320,7 +320,6 @@ def _limited(run: BenchmarkRun, load: str | None, limit: float | None) -> Benchm
 
 def _table(compared: Comparison, load: str | None, most_percent: float) -> Table:
     """Return the formats that qualify by throughput, then the others; only a decided order has ranks."""
-    reasons = {rejection.variant: rejection.reason for rejection in compared.rejected}
     fit = [row for row in compared.rows if not refusal(row, most_percent)]
     fit.sort(key=lambda row: row.score or 0.0, reverse=True)
     others = [row for row in compared.rows if row not in fit]
@@ -334,7 +333,7 @@ def _table(compared: Comparison, load: str | None, most_percent: float) -> Table
             NONE if row.loss_percent is None else f"{row.loss_percent:.2f}",
             row.verdict,
             NONE if row.engine_bytes is None else show_bytes(row.engine_bytes),
-            reasons.get(row.variant, ""),
+            compared.rejected.get(row.variant, ""),
         )
         for rank, row in enumerate([*fit, *others], 1)
     )

@@ -114,8 +114,7 @@ def _load(main: Comparison, prices: PriceSettings, limits: str | None) -> list[C
         return [Card("Throughput", "no load counts", "", "each was cut short or limited by the load generator", "")]
     if not rows:
         return [Card("Throughput", "not measured", "", "make benchmark", "")]
-    refused = {rejection.variant for rejection in main.rejected}
-    eligible = [row for row in rows if row.variant == main.chosen or row.variant not in refused]
+    eligible = [row for row in rows if row.variant == main.chosen or row.variant not in main.rejected]
     best = max(eligible or rows, key=lambda row: row.score or 0.0)
     level = best.at_slo or best.peak
     assert best.run is not None, "rows without a run were left out"
@@ -124,7 +123,7 @@ def _load(main: Comparison, prices: PriceSettings, limits: str | None) -> list[C
     light = next(level for level in result.levels if level.counts)
     named = limits or f"the SLO {slo_text(result.slo)}"
     rate, where = number(level.summary.output_tokens_per_s), f"{best.variant} at {level.load}"
-    unfit = "" if eligible else f"; {next(each.reason for each in main.rejected if each.variant == best.variant)}"
+    unfit = "" if eligible else f"; {main.rejected[best.variant]}"
     throughput = Card("Throughput", rate, "output tokens/s", f"{where}{unfit}", "measured")
     if result.slo.limits and best.at_slo:
         throughput = replace(throughput, detail=f"{where}, within {named}{unfit}")
