@@ -114,7 +114,12 @@ def explained(group: str, overrides: Sequence[str]) -> str:
     keys = keys_of(group)
     if not keys:
         lines += _wrap(f"It has no keys of its own; each choice sets keys of other groups (see {CONF / group}).", 2)
+    values = {key.name: at(raw, key.name) for key in keys}
     for key in keys:
+        whole = key.name.rpartition(".")[0]
+        if whole not in values and not isinstance(value := values.setdefault(whole, at(raw, whole)), dict):
+            lines += ["", *_wrap(f"{whole}={_shown(value)}", 4)]
+            lines += _wrap("    a number, or in its place a mapping with the keys below", 4)
         lines += ["", *_wrap(f"{key.name}={_shown(at(raw, key.name))}", 4)]
         lines += _wrap(f"    {key.kind}", 4)
         lines += _wrap(f"    {key.sentence[:1].upper()}{key.sentence[1:]}", 4)

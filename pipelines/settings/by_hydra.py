@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_origin
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -26,7 +26,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipelines.domain.errors import Fault, UserError, did_you_mean, refuse
-from pipelines.settings.base import FOLDERS, OptionTable, at, keys_of
+from pipelines.settings.base import FOLDERS, Group, OptionTable, at, group_in, keys_of
 from pipelines.settings.former import former
 from pipelines.settings.groups import CONF, choices, config_folders, groups
 from pipelines.settings.plain import DEFAULTS, PROJECT, RESOLVERS, override, unresolved
@@ -290,6 +290,12 @@ def _unknown_key(key: str, value: str, keys: set[str]) -> Fault:
     if moved := _moved(key, value):
         return Fault(message, *moved)
     group, _, leaf = key.rpartition(".")
+    if group in keys and leaf in (inside := _inside(group)):
+        return Fault(
+            f"'{key}' cannot be set alone: {group} is no mapping here.",
+            f"In its place goes a mapping with the keys {', '.join(inside)}.",
+            f"Give what it needs together: {group}={{{leaf}: {value}, ...}}",
+        )
     if names := sorted(name.rpartition(".")[2] for name in keys if group and name.rpartition(".")[0] == group):
         own = [f"{group}.{name}" for name in get_close_matches(leaf, names, n=1, cutoff=0.5)]
         same = [] if group in FOLDERS else sorted(name for name in keys if name.endswith(f".{leaf}"))
@@ -301,6 +307,15 @@ def _unknown_key(key: str, value: str, keys: set[str]) -> Fault:
         near = did_you_mean(leaf, {name.rpartition(".")[2] for name in keys})
         near = near and f"Did you mean '{next(k for k in sorted(keys) if k.rpartition('.')[2] in near)}'?"
     return Fault(message, near, "`make config` prints all of them.")
+
+
+def _inside(key: str) -> list[str]:
+    """List the keys of the mapping that can stand in place of a value; none if only a list of them can."""
+    kind: type[Group] | None = Settings
+    for part in key.split("."):
+        annotation = kind.model_fields[part].annotation if kind and part in kind.model_fields else None
+        kind = None if get_origin(annotation) is tuple else group_in(annotation)
+    return list(kind.model_fields) if kind else []
 
 
 def _moved(key: str, value: str) -> tuple[str, str] | None:

@@ -68,6 +68,14 @@ def test_values_are_those_of_the_overrides(capsys):
     assert "Choices: quant=auto, quant=fp8, quant=int4_awq" in " ".join(text.split())
 
 
+def test_a_number_in_place_of_a_mapping_is_shown(capsys):
+    whole = "workload.isl=128\n    a number, or in its place a mapping with the keys below\n\nworkload.isl.distribution"
+    assert main(["config", "workload"]) == 0
+    assert whole in capsys.readouterr().out
+    assert main(["config", "workload", "workload=normal"]) == 0
+    assert "in its place" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("group", [group for group in groups() if group not in Settings.model_fields])
 def test_a_group_without_keys_names_what_it_sets(group, capsys):
     assert main(["config", group]) == 0

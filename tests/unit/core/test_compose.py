@@ -123,6 +123,12 @@ def test_model_shapes_equal_the_published_table():
             r"build\.trtllm\.paged_state='on' is not known\. Choose one of enable, disable",
         ),
         ("max_batch_size=3", r"Did you mean 'build\.max_batch_size'\?"),
+        (
+            "workload.isl.mean=16",
+            r"'workload\.isl\.mean' cannot be set alone: workload\.isl is no mapping here\. In its place goes a mapping"
+            r" with the keys distribution, mean, .*together: workload\.isl=\{mean: 16, \.\.\.\}",
+        ),
+        ("workload.mix.share=1", r"'workload\.mix\.share' is not a known setting"),
         ("build.max_batchsize=3", r"'build\.max_batchsize' is not a known setting"),
         (
             "build.trtllm.lora_target_modules=attn_q",
