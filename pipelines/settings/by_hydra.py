@@ -290,18 +290,18 @@ def _unknown_key(key: str, value: str, keys: set[str]) -> Fault:
     if moved := _moved(key, value):
         return Fault(message, *moved)
     group, _, leaf = key.rpartition(".")
-    if group in keys and leaf in (inside := _inside(group)):
-        return Fault(
-            f"'{key}' cannot be set alone: {group} is no mapping here.",
-            f"In its place goes a mapping with the keys {', '.join(inside)}.",
-            f"Give what it needs together: {group}={{{leaf}: {value}, ...}}",
-        )
     if names := sorted(name.rpartition(".")[2] for name in keys if group and name.rpartition(".")[0] == group):
         own = [f"{group}.{name}" for name in get_close_matches(leaf, names, n=1, cutoff=0.5)]
         same = [] if group in FOLDERS else sorted(name for name in keys if name.endswith(f".{leaf}"))
         near = next(iter(same or own), "")
         hint = f"Did you mean '{near}'?" if near else FOLDERS.get(group, "")
         return Fault(message, hint, keys_of(group, names, leaf))
+    if group in keys and leaf in (inside := _inside(group)):
+        return Fault(
+            f"'{key}' cannot be set alone: {group} is no mapping here.",
+            f"In its place goes a mapping with the keys {', '.join(inside)}.",
+            f"Give what it needs together: {group}={{{leaf}: {value}, ...}}",
+        )
     near = did_you_mean(key, keys | set(groups()))
     if not near:  # the right leaf without its group: max_batch_size -> build.max_batch_size
         near = did_you_mean(leaf, {name.rpartition(".")[2] for name in keys})
