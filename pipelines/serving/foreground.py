@@ -68,7 +68,9 @@ POLL_S = 0.2
 
 @contextmanager
 def log_shown(log_file: Path) -> Iterator[None]:
-    """Copy what is appended to a file in the block to standard output, in complete lines."""
+    """Copy what is appended to a file in the block to standard output, in complete lines; it is made if missing."""
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    log_file.touch()
     with log_file.open("rb") as log:
         log.seek(0, 2)
 
@@ -139,7 +141,6 @@ def serve(
     def run(stack: ExitStack) -> int:
         server = TritonServer(repository, settings, progress=progress, log_file=log_file, usual_ports=True)
         if settings.show_log:
-            server.log_file.touch()
             stack.enter_context(log_shown(server.log_file))
         stack.enter_context(server)
         frontend = None
@@ -165,8 +166,6 @@ def serve_llm_api(server: TrtllmServe, prompt: str) -> int:
 
     def run(stack: ExitStack) -> int:
         if server.settings.show_log:
-            server.log_file.parent.mkdir(parents=True, exist_ok=True)
-            server.log_file.touch()
             stack.enter_context(log_shown(server.log_file))
         stack.enter_context(server)
         return _watch(server, None, say_where)

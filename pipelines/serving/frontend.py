@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from types import TracebackType
 
 from pipelines.domain.benchmark import NO_SLO, Slo
-from pipelines.host.lifetimes import SupervisedProcess
 from pipelines.serving.command_lines import front_command
-from pipelines.serving.logs import FRONT_STARTED, ServerFailedError, read_log, why_ended
+from pipelines.serving.logs import FRONT_STARTED, ServerFailedError
 from pipelines.serving.ports import answers_200, free_port
-from pipelines.serving.process import TritonServer
+from pipelines.serving.process import ServerProcess, TritonServer
 from pipelines.settings.paths import PROJECT_ROOT
 
 START_TIMEOUT_S = 60  # includes imports, on a busy machine
-POLL_S = 0.05
 PORT_IN_USE = "address already in use"
 """Part of what uvicorn and nginx say then."""
 
 
-class OpenAiFrontend:
+class OpenAiFrontend(ServerProcess):
     """Runs as long as the `with` block does; needs a started server with an openai_port."""
+
+    ended_in_use = "ended"
 
     def __init__(self, server: TritonServer, slo: Slo = NO_SLO) -> None:
         """Take the server, and limits that the metrics show exactly how many answers meet."""
+        super().__init__(server.log_file.with_suffix(".openai.log"))
         self._server, self._slo = server, slo
         self._settings = server.settings
         self._host = server.settings.front_host
-        self.log_file = server.log_file.with_suffix(".openai.log")
-        self._process: SupervisedProcess | None = None
-        self._log_start = 0  # bytes of the log
         self._was_ready = False
 
     def __enter__(self) -> OpenAiFrontend:
@@ -56,7 +53,7 @@ class OpenAiFrontend:
             self._start()
         except ServerFailedError:
             open_choice = self._settings.openai_port is None and not self._was_ready
-            if not open_choice or not any(PORT_IN_USE in line.lower() for line in self._log_lines()):
+            if not open_choice or not any(PORT_IN_USE in line.lower() for line in self.log_lines()):
                 raise
             self._server.ports["openai_port"] = free_port(self._host, self._server.ports)
             self._start()
@@ -64,22 +61,17 @@ class OpenAiFrontend:
 
     def _start(self) -> None:
         search = os.pathsep.join(part for part in (str(PROJECT_ROOT), os.environ.get("PYTHONPATH", "")) if part)
-        self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
-        self._process = SupervisedProcess(
-            front_command(sys.executable, self._settings, self._server.ports, self._server.repository.path, self._slo),
-            env={**os.environ, "PYTHONPATH": search},
-            cwd=self._server.repository.path,
-            log_file=self.log_file,
-        )
-        try:
-            self._wait_until_ready()
-        except BaseException:
-            self._process.kill()
-            raise
+        self.program = f"The OpenAI service on port {self._port}"
+        repository = self._server.repository.path
+        command = front_command(sys.executable, self._settings, self._server.ports, repository, self._slo)
+        self._launch(command, {"PYTHONPATH": search}, repository)
+        if not self._becomes(self._answers, START_TIMEOUT_S):
+            raise ServerFailedError(
+                f"The OpenAI service was not ready after {START_TIMEOUT_S} s.", todo=f"Log: {self.log_file}"
+            )
 
-    def poll(self) -> int | None:
-        """Return the exit code (negative for a signal), or None while it runs."""
-        return self._process.poll() if self._process is not None else None
+    def _answers(self) -> bool:
+        return FRONT_STARTED in self.log_lines() and answers_200(self._host, self._port, "/health")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -90,27 +82,3 @@ class OpenAiFrontend:
             self._process.stop(self._settings.drain_timeout_s + 1)
             if not failed and self._server.log_is_temporary:
                 self.log_file.unlink(missing_ok=True)
-
-    def check(self) -> None:
-        """Raise an error if the service has ended.
-
-        Raises:
-            ServerFailedError: with the exit code and the last lines of its log.
-        """
-        if self._process is not None and self._process.poll() is not None:
-            program = f"The OpenAI service on port {self._port}"
-            raise why_ended(self._log_lines(), self._process.describe_exit(), self.log_file, "ended", program)
-
-    def _log_lines(self) -> list[str]:
-        return read_log(self.log_file, self._log_start)
-
-    def _wait_until_ready(self) -> None:
-        until = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < until:
-            self.check()
-            if FRONT_STARTED in self._log_lines() and answers_200(self._host, self._port, "/health"):
-                return
-            time.sleep(POLL_S)
-        raise ServerFailedError(
-            f"The OpenAI service was not ready after {START_TIMEOUT_S} s.", todo=f"Log: {self.log_file}"
-        )

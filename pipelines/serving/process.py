@@ -1,4 +1,4 @@
-"""Run one tritonserver: start it, wait for it, watch it, drain it."""
+"""Run a server: start it, wait for it, watch it, drain it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -24,6 +25,7 @@ from pipelines.serving.logs import (
     PortTakenError,
     ServerFailedError,
     StartCrashError,
+    read_log,
     why_ended,
     why_not_ready,
     why_not_started,
@@ -43,13 +45,74 @@ _number = itertools.count()
 __all__ = ["ServerFailedError", "TritonServer"]
 
 
-class TritonServer:
+class ServerProcess:
+    """A server in a supervised process, and its log.
+
+    Attributes:
+        log_file: everything that it prints.
+    """
+
+    program = "tritonserver"
+    """Its name in messages."""
+    ended_in_use = "ended while it was in use"
+
+    def __init__(self, log_file: Path) -> None:
+        self.log_file = log_file.absolute()
+        self._process: SupervisedProcess | None = None
+        self._log_start = self._checked_from = 0  # bytes of the log
+
+    def poll(self) -> int | None:
+        """Return the exit code (negative for a signal), or None while it runs."""
+        return self._process.poll() if self._process is not None else None
+
+    def kill(self) -> None:
+        """Kill it, even with running requests."""
+        if self._process is not None:
+            self._process.kill()
+
+    def check(self, what: str = "", wait_s: float = 0) -> None:
+        """Raise an error if it has ended, or ends within so many seconds.
+
+        Raises:
+            ServerFailedError: with the exit code and the last lines of its log.
+        """
+        if self._process is not None:
+            self._process.wait(wait_s)
+            if self._process.poll() is not None:
+                lines, ended = read_log(self.log_file, self._checked_from), self._process.describe_exit()
+                raise why_ended(lines, ended, self.log_file, what or self.ended_in_use, self.program)
+
+    def log_lines(self) -> list[str]:
+        """Read the log of this start so far."""
+        return read_log(self.log_file, self._log_start)
+
+    def _launch(self, command: Sequence[str], env: Mapping[str, str], cwd: Path, shm_prefix: str = "") -> None:
+        """Start the process, with `env` beside this one's variables."""
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        self._log_start = self._checked_from = self.log_file.stat().st_size if self.log_file.exists() else 0
+        self._process = SupervisedProcess(
+            command, env={**os.environ, **env}, cwd=cwd, log_file=self.log_file, shm_prefix=shm_prefix
+        )
+
+    def _becomes(self, ready: Callable[[], bool], limit_s: float, what: str = "") -> bool:
+        """Wait until it is ready; return False after `limit_s`. It is killed unless it becomes ready."""
+        until, is_ready = time.monotonic() + limit_s, False
+        try:
+            while not is_ready and time.monotonic() < until:
+                self.check(what, POLL_S)
+                is_ready = ready()
+        finally:
+            if not is_ready:
+                self.kill()
+        return is_ready
+
+
+class TritonServer(ServerProcess):
     """A tritonserver that runs as long as the `with` block does.
 
     Attributes:
         host: address for clients on this machine.
         ports: http_port, grpc_port, metrics_port (and openai_port when a service runs in front).
-        log_file: everything the server and its models print.
         log_is_temporary: whether the log is removed if all went well.
         restarts: how often it was started again; models show it as a metric (`RESTARTS_VARIABLE`).
     """
@@ -84,10 +147,8 @@ class TritonServer:
             handle, name = tempfile.mkstemp(prefix="tritonserver-", suffix=".log")
             os.close(handle)
             log_file = Path(name)
-        self.log_file = log_file.absolute()
-        self._process: SupervisedProcess | None = None
+        super().__init__(log_file)
         self._shm_prefix = ""
-        self._log_start = self._ready_at = 0  # bytes of the log
 
     @property
     def http_url(self) -> str:
@@ -201,42 +262,26 @@ class TritonServer:
         numbers = [float(number) for number in REQUESTS.findall(answer[1] if answer else "")]
         return sum(numbers) if numbers else None
 
-    def kill(self) -> None:
-        """Kill the server, even with running requests."""
-        if self._process is not None:
-            self._process.kill()
-
-    def poll(self) -> int | None:
-        """Return the exit code (negative for a signal), or None while the server runs."""
-        return self._running.poll()
-
-    def check(self) -> None:
+    def check(self, what: str = "", wait_s: float = 0) -> None:
         """Raise an error if the server has ended, or crashed without ending, in which case it is killed.
 
         Raises:
             ServerFailedError: it has ended; with the exit code, the last useful lines and the path of the log.
         """
-        if self._running.poll() is not None:
-            raise why_ended(logs.read_log(self.log_file, self._ready_at), self._running.describe_exit(), self.log_file)
+        super().check(what, wait_s)
         if caught := self._crash_watch.hung():
             self.kill()
             ended = f"it crashed with {caught.name}, hung while it wrote its stack, and was killed"
-            raise why_ended(logs.read_log(self.log_file, self._ready_at), ended, self.log_file)
+            raise why_ended(read_log(self.log_file, self._checked_from), ended, self.log_file)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait for the end and return the exit code, or None after `timeout_s`."""
         return self._running.wait(timeout_s)
 
-    def log_lines(self) -> list[str]:
-        """Read the log of this start so far."""
-        return logs.read_log(self.log_file, self._log_start)
-
     def _start(self) -> None:
         remove_bytecode(self.repository.path)
         located = locate(self.settings)
         refuse_elsewhere(self.repository, from_wheel=located.wheel is not None)
-        self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
         self._shm_prefix = own_prefix(next(_number))
         launch = server_command(
             located.binary,
@@ -246,13 +291,8 @@ class TritonServer:
             backends=backend_directory(located.wheel) if located.wheel else None,
             ranks=Ranks(self.repository.world_size, self.settings.multi_gpu),
         )
-        self._process = SupervisedProcess(
-            launch.command,
-            env={**os.environ, **located.env, **launch.env, RESTARTS_VARIABLE: str(self.restarts)},
-            cwd=self.repository.path,
-            log_file=self.log_file,
-            shm_prefix=self._shm_prefix,
-        )
+        env = {**located.env, **launch.env, RESTARTS_VARIABLE: str(self.restarts)}
+        self._launch(launch.command, env, self.repository.path, self._shm_prefix)
 
     def _wait_until_ready(self) -> None:
         limit, begin = float(self.settings.startup_timeout_s), time.monotonic()
@@ -263,8 +303,8 @@ class TritonServer:
                 lines = self.log_lines()
                 watch.update(lines, elapsed)
                 if self._answers(lines):
-                    self._ready_at = self.log_file.stat().st_size
-                    self._crash_watch = CrashWatch(self.log_file, self._ready_at)
+                    self._checked_from = self.log_file.stat().st_size
+                    self._crash_watch = CrashWatch(self.log_file, self._checked_from)
                     self._running.watch_stubs()
                     remove_bytecode(self.repository.path)
                     return
@@ -301,7 +341,7 @@ class TritonServer:
     def _abort(self) -> None:
         """End a failed start without draining, since no requests are running."""
         if self._process is not None:
-            self._process.kill()
+            self.kill()
             remove_own(self._shm_prefix)
             remove_bytecode(self.repository.path)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,13 +15,12 @@ import yaml
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_seconds
-from pipelines.host.lifetimes import SupervisedProcess
 from pipelines.serving.config import ServingSettings
-from pipelines.serving.logs import ServerFailedError, read_log, why_ended
+from pipelines.serving.logs import ServerFailedError
 from pipelines.serving.ports import answers_200, choose_ports, get
+from pipelines.serving.process import ServerProcess
 
 PROGRAM = "trtllm-serve"
-POLL_S = 0.2
 
 
 def why_no_trtllm_serve() -> Fault | None:
@@ -36,8 +34,10 @@ def why_no_trtllm_serve() -> Fault | None:
     )
 
 
-class TrtllmServe:
+class TrtllmServe(ServerProcess):
     """A trtllm-serve that runs as long as the `with` block does."""
+
+    program = PROGRAM
 
     def __init__(
         self,
@@ -51,11 +51,10 @@ class TrtllmServe:
         usual_ports: bool = False,
     ) -> None:
         """Prepare; nothing is started before the `with` block. Paths of the options start in `repository`."""
-        self.settings, self.log_file = settings, log_file.absolute()
+        super().__init__(log_file)
+        self.settings, self._port = settings, 0
         self._repository, self._checkpoint, self._options = repository.absolute(), checkpoint, options
         self._progress, self._usual_ports = progress, usual_ports
-        self._process: SupervisedProcess | None = None
-        self._port = self._log_start = 0
 
     @property
     def url(self) -> str:
@@ -77,7 +76,6 @@ class TrtllmServe:
         if fault := why_no_trtllm_serve():
             raise UserError.of([fault])
         self._port = choose_ports(self.settings, usual=self._usual_ports)["openai_port"]
-        self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self.restart()
         return self
 
@@ -94,45 +92,18 @@ class TrtllmServe:
         Raises:
             UserError: it cannot be started; nothing is left running.
         """
-        self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
         options = self.log_file.with_suffix(".yaml")
+        options.parent.mkdir(parents=True, exist_ok=True)
         options.write_text(yaml.safe_dump(dict(self._options), sort_keys=False), encoding="utf-8")
         command = [PROGRAM, self._checkpoint, "--host", self.settings.host, "--port", str(self._port)]
-        self._process = SupervisedProcess(
-            [*command, "--extra_llm_api_options", str(options)],
-            env={**os.environ, "TRTLLM_NO_USAGE_STATS": "1"},
-            cwd=self._repository,
-            log_file=self.log_file,
-        )
-        try:
-            self._wait_until_ready(self._process)
-        except BaseException:
-            self._process.kill()
-            raise
-
-    def poll(self) -> int | None:
-        """Return the exit code (negative for a signal), or None while it runs."""
-        return self._process.poll() if self._process is not None else None
-
-    def check(self, what: str = "ended while it was in use", wait_s: float = 0) -> None:
-        """Raise an error if it has ended, or ends within so many seconds.
-
-        Raises:
-            ServerFailedError: with the exit code and the last lines of its log.
-        """
-        if self._process is not None and self._process.wait(wait_s) is not None:
-            lines = read_log(self.log_file, self._log_start)
-            raise why_ended(lines, self._process.describe_exit(), self.log_file, what, program=PROGRAM)
-
-    def _wait_until_ready(self, process: SupervisedProcess) -> None:
-        limit, begun = float(self.settings.startup_timeout_s), time.monotonic()
+        command += ["--extra_llm_api_options", str(options)]
+        self._launch(command, {"TRTLLM_NO_USAGE_STATS": "1"}, self._repository)
+        limit = float(self.settings.startup_timeout_s)
         with self._progress.task(f"waiting for {PROGRAM}", None):
-            while time.monotonic() - begun < limit:
-                if process.wait(POLL_S) is not None:
-                    self.check("did not start")
-                if answers_200(self.settings.front_host, self._port, "/health"):
-                    return
-        raise ServerFailedError(
-            f"{PROGRAM} was not ready after {show_seconds(limit)}.",
-            todo=f"Allow more time with serving.startup_timeout_s, or check the log: {self.log_file}",
-        )
+            answers = partial(answers_200, self.settings.front_host, self._port, "/health")
+            ready = self._becomes(answers, limit, "did not start")
+        if not ready:
+            raise ServerFailedError(
+                f"{PROGRAM} was not ready after {show_seconds(limit)}.",
+                todo=f"Allow more time with serving.startup_timeout_s, or check the log: {self.log_file}",
+            )
