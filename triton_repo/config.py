@@ -1,8 +1,8 @@
 """Settings of a Triton repository, under the names of TensorRT-LLM's own templates.
 
 Source: the template parameters of `triton_backend/all_models/inflight_batcher_llm` (TensorRT-LLM 1.2), with their
-defaults. Parameters that are missing here are set in one other place, listed in `DECIDED_ELSEWHERE`. None leaves a
-parameter out, so that the backend's own default holds.
+defaults. Parameters that are missing here follow from the engine, other groups or the layout of the repository. None
+leaves a parameter out, so that the backend's own default holds.
 """
 
 from __future__ import annotations
@@ -19,25 +19,6 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 Numbers = Annotated[tuple[Count, ...], Field(min_length=1)]
 DeviceIds = Annotated[tuple[Numbers, ...], Field(min_length=1)]
 
-ENCODER, IMAGES = "encoder-decoder models are not built here", "the group multimodal"
-DECIDED_ELSEWHERE = {
-    "triton_backend": "the flavour of the engine",
-    "engine_dir": "the layout of the repository",
-    "tokenizer_dir": "the layout of the repository",
-    "logits_datatype": "the engine's logits_dtype",
-    "enable_kv_cache_reuse": "kv_cache.enable_block_reuse",
-    "enable_chunked_context": "runtime.enable_chunked_context",
-    "prompt_embedding_table_data_type": "the ensemble, which declares TYPE_FP16 and must agree with tensorrt_llm",
-    "tensorrt_llm_model_name": "the layout of the repository",
-    "tensorrt_llm_draft_model_name": "the layout of the repository, where speculative.mode is draft_target",
-    "encoder_input_features_data_type": ENCODER,
-    "encoder_engine_dir": ENCODER,
-    "cross_kv_cache_fraction": ENCODER,
-    "multimodal_model_path": IMAGES,
-    "multimodal_encoders_name": IMAGES,
-    "max_num_images": IMAGES,
-    "hf_model_path": IMAGES,
-}
 CHOICES = re.compile(r"mc_sim_7b_63|\{\d+(, *\d+)*\}(, *\{\d+(, *\d+)*\})*")
 
 

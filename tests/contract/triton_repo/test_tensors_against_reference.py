@@ -15,7 +15,7 @@ from pipelines.doctor.doctor_command import TABLE
 from pipelines.engines.limits import EngineLimits
 from tests.support.engine_folders import write_engine
 from tests.support.own_tensors import OWN
-from triton_repo.config import DECIDED_ELSEWHERE, TritonSettings
+from triton_repo.config import TritonSettings
 from triton_repo.generate import llmapi_config, repository_configs
 from triton_repo.parameters import ENGINE_DIR, ImageSpec, RepositorySpec
 
@@ -27,6 +27,26 @@ PLACEHOLDERS = {
     "${encoder_input_features_data_type}": "TYPE_FP16",
     "${prompt_embedding_table_data_type}": "TYPE_FP16",
 }
+ENCODER, IMAGES = "encoder-decoder models are not built here", "the group multimodal"
+DECIDED_ELSEWHERE = {
+    "triton_backend": "the flavour of the engine",
+    "engine_dir": "the layout of the repository",
+    "tokenizer_dir": "the layout of the repository",
+    "logits_datatype": "the engine's logits_dtype",
+    "enable_kv_cache_reuse": "kv_cache.enable_block_reuse",
+    "enable_chunked_context": "runtime.enable_chunked_context",
+    "prompt_embedding_table_data_type": "the ensemble, which declares TYPE_FP16 and must agree with tensorrt_llm",
+    "tensorrt_llm_model_name": "the layout of the repository",
+    "tensorrt_llm_draft_model_name": "the layout of the repository, where speculative.mode is draft_target",
+    "encoder_input_features_data_type": ENCODER,
+    "encoder_engine_dir": ENCODER,
+    "cross_kv_cache_fraction": ENCODER,
+    "multimodal_model_path": IMAGES,
+    "multimodal_encoders_name": IMAGES,
+    "max_num_images": IMAGES,
+    "hf_model_path": IMAGES,
+}
+"""Parameter that is no setting of its own -> what decides it."""
 MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
 
 
