@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
@@ -34,32 +34,17 @@ from triton_repo.tensors import (
 # `template_steps.json` is `triton_backend/all_models/inflight_batcher_llm/ensemble/config.pbtxt` (TensorRT-LLM 1.2).
 
 
-@dataclass(frozen=True, slots=True)
-class EnsembleStep:
-    """One model of the ensemble.
-
-    Attributes:
-        inputs: the model's input -> the ensemble's tensor.
-        outputs: the model's output -> the ensemble's tensor.
-    """
-
-    model: str
-    inputs: Mapping[str, str]
-    outputs: Mapping[str, str]
-
-
-STEPS = tuple(
-    EnsembleStep(step["model_name"], dict(step["input_map"]), dict(step["output_map"]))
-    for step in json.loads(Path(__file__).with_name("template_steps.json").read_text(encoding="utf-8"))
-)
-
-CANCELLATION = (
-    EnsembleStep(PREPROCESSING, {}, {"CANCELLATION_KEY": "_CANCELLATION_KEY"}),
-    EnsembleStep(
-        TENSORRT_LLM, {"cancellation_key": "_CANCELLATION_KEY"}, {"cancellation_key": "_CANCELLATION_KEY_OF_RESPONSE"}
-    ),
-    EnsembleStep(POSTPROCESSING, {"CANCELLATION_KEY": "_CANCELLATION_KEY_OF_RESPONSE"}, {}),
-)
+STEPS = json.loads(Path(__file__).with_name("template_steps.json").read_text(encoding="utf-8"))
+"""Of each step, the model, and its inputs and outputs -> the ensemble's tensors."""
+CANCELLATION = [
+    {"model_name": PREPROCESSING, "output_map": {"CANCELLATION_KEY": "_CANCELLATION_KEY"}},
+    {
+        "model_name": TENSORRT_LLM,
+        "input_map": {"cancellation_key": "_CANCELLATION_KEY"},
+        "output_map": {"cancellation_key": "_CANCELLATION_KEY_OF_RESPONSE"},
+    },
+    {"model_name": POSTPROCESSING, "input_map": {"CANCELLATION_KEY": "_CANCELLATION_KEY_OF_RESPONSE"}},
+]
 """Added where `tensorrt_llm` is ours, so that a client of the ensemble that leaves frees its slot.
 
 Triton tells a step of a cancellation only when the step begins. While an answer streams, postprocessing begins again
@@ -185,16 +170,16 @@ def _parameters(config: pb.ModelConfig, values: Mapping[str, str]) -> None:
         config.parameters[name].string_value = value
 
 
-def _ensemble(config: pb.ModelConfig, steps: Iterable[EnsembleStep]) -> None:
+def _ensemble(config: pb.ModelConfig, steps: Iterable[Mapping[str, Any]]) -> None:
     """Wire the three models; the wires of a model may come in several parts."""
     config.platform = "ensemble"
     targets: dict[str, pb.ModelEnsembling.Step] = {}
     for step in steps:
-        if step.model not in targets:
-            targets[step.model] = config.ensemble_scheduling.step.add(model_name=step.model, model_version=-1)
-        target = targets[step.model]
-        target.input_map.update(step.inputs)
-        target.output_map.update(step.outputs)
+        name = step["model_name"]
+        if name not in targets:
+            targets[name] = config.ensemble_scheduling.step.add(model_name=name, model_version=-1)
+        targets[name].input_map.update(dict(step.get("input_map", ())))
+        targets[name].output_map.update(dict(step.get("output_map", ())))
 
 
 def logits_outputs(config: pb.ModelConfig) -> Iterable[pb.ModelOutput]:
