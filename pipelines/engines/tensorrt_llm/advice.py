@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from pipelines.domain.families import FAMILIES, Feature
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat, formats_for
@@ -29,15 +28,9 @@ MEASURED = "Llama 3.3 70B on 4 H100:"
 """What the guides measured, with 2,048 input and 2,048 output tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class _AdviceRow:
-    advice: Recommended
-    when: Callable[[TunedCase], bool]
-
-
 def recommend_build(case: TunedCase) -> tuple[Recommended, ...]:
     """List the advice that applies, whether or not the user gives another value."""
-    return tuple(row.advice for row in ROWS if row.when(case))
+    return tuple(each for each, applies in ROWS if applies(case))
 
 
 def _profiles(case: TunedCase) -> bool:
@@ -112,64 +105,40 @@ def _alone_on_the_gpu(case: TunedCase) -> bool:
     return not shared and settings.build["lora_plugin"] == "disable" and not settings.build.weight_streaming
 
 
-ROWS = (
-    _AdviceRow(
-        Recommended(
-            "build", "multiple_profiles", "enable",
-            f"kernels for small and for large batches, for a longer build; {MEASURED} ITL 31.3 -> 19.6 ms", FLAGS,
-        ),
-        _profiles,
-    ),
-    _AdviceRow(
-        Recommended(
-            "build", "gemm_plugin", "auto", f"cuBLASLt for 16-bit products; {MEASURED} ITL 19.6 -> 15.4 ms", FLAGS
-        ),
-        lambda case: case.settings.quant.qformat is QFormat.NONE and not _needs_own_kernels(case),
-    ),
-    _AdviceRow(
-        Recommended(
-            "build", "gemm_plugin", "auto", "cuBLASLt for the products that stay in 16 bit",
-            "examples/models/core/llama/README.md",
-        ),
-        _gemm_beside_integers,
-    ),
-    _AdviceRow(
-        Recommended(
-            "kv_cache", "dtype", KvFormat.FP8,
-            f"half the bytes, and FP8 attention over the prompt; {MEASURED} 3,390 -> 5,300 tokens/s", FP8,
-        ),
-        _fp8_kv_cache,
-    ),
-    _AdviceRow(
-        Recommended(
-            "build", "reduce_fusion", "enable",
-            f"residual add and norm inside the all-reduce; {MEASURED} ITL 15.4 -> 14.4 ms, at worst as before", FLAGS,
-        ),
-        _reduce_fusion,
-    ),
-    _AdviceRow(
-        Recommended(
-            "build", "user_buffer", "enable",
-            f"no copies around the all-reduce; {MEASURED} 5,300 -> 5,980 tokens/s together with reduce_fusion", FP8,
-        ),
-        _user_buffer,
-    ),
-    _AdviceRow(
-        Recommended(
-            "build", "gemm_swiglu_plugin", "fp8",
-            "gate, up and SwiGLU in one kernel, which drops one scale (the evaluation includes that); "
-            f"{MEASURED} ITL 12.7 -> 11.7 ms", FP8,
-        ),
-        _fused_swiglu,
-    ),
-    _AdviceRow(
-        Recommended(
-            "triton", "kv_cache_free_gpu_mem_fraction", 0.95, "nothing else takes memory of the GPU", RUNTIME
-        ),
-        _alone_on_the_gpu,
-    ),
+ROWS: tuple[tuple[Recommended, Callable[[TunedCase], bool]], ...] = (
+    (Recommended(
+        "build", "multiple_profiles", "enable",
+        f"kernels for small and for large batches, for a longer build; {MEASURED} ITL 31.3 -> 19.6 ms", FLAGS,
+    ), _profiles),
+    (Recommended(
+        "build", "gemm_plugin", "auto", f"cuBLASLt for 16-bit products; {MEASURED} ITL 19.6 -> 15.4 ms", FLAGS,
+    ), lambda case: case.settings.quant.qformat is QFormat.NONE and not _needs_own_kernels(case)),
+    (Recommended(
+        "build", "gemm_plugin", "auto", "cuBLASLt for the products that stay in 16 bit",
+        "examples/models/core/llama/README.md",
+    ), _gemm_beside_integers),
+    (Recommended(
+        "kv_cache", "dtype", KvFormat.FP8,
+        f"half the bytes, and FP8 attention over the prompt; {MEASURED} 3,390 -> 5,300 tokens/s", FP8,
+    ), _fp8_kv_cache),
+    (Recommended(
+        "build", "reduce_fusion", "enable",
+        f"residual add and norm inside the all-reduce; {MEASURED} ITL 15.4 -> 14.4 ms, at worst as before", FLAGS,
+    ), _reduce_fusion),
+    (Recommended(
+        "build", "user_buffer", "enable",
+        f"no copies around the all-reduce; {MEASURED} 5,300 -> 5,980 tokens/s together with reduce_fusion", FP8,
+    ), _user_buffer),
+    (Recommended(
+        "build", "gemm_swiglu_plugin", "fp8",
+        "gate, up and SwiGLU in one kernel, which drops one scale (the evaluation includes that); "
+        f"{MEASURED} ITL 12.7 -> 11.7 ms", FP8,
+    ), _fused_swiglu),
+    (Recommended(
+        "triton", "kv_cache_free_gpu_mem_fraction", 0.95, "nothing else takes memory of the GPU", RUNTIME,
+    ), _alone_on_the_gpu),
 )  # fmt: skip
-"""All advice. A value that the user gives is never replaced, see `pipelines.engines.tuning`."""
+"""All advice, and when it applies. A value that the user gives is never replaced, see `pipelines.engines.tuning`."""
 
 
 # NVIDIA's tuned files for the LLM API: the nearest one to a model, a GPU and a load.
