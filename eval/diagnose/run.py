@@ -17,7 +17,7 @@ from eval.diagnose.engine import AGAIN, EXACT, ROUNDED, Retraced, Step
 from eval.diagnose.result import AGAIN as EXPORT_AGAIN
 from eval.diagnose.result import Finding, Place, StageDiagnosis, StageResult, StageVerdict
 from eval.diagnose.served import examine_openai, examine_triton
-from eval.diagnose.servers import WORDS, Item, RightAnswers, Servers, make_items
+from eval.diagnose.servers import WORDS, Item, LastStage, RightAnswers, Servers, make_items, whole_logits
 from eval.fidelity.divergence import compare_logits
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.tokenizer import opened
@@ -26,7 +26,7 @@ from pipelines.document.show import count
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS
 from pipelines.domain.progress import Progress
-from pipelines.engines.port import LogitsSession, SamplingParams
+from pipelines.engines.port import LogitsSession
 from pipelines.engines.registry import open_engine
 from pipelines.host.files import parse_json
 
@@ -208,7 +208,7 @@ class _Work:
         _, error, name = max(errors, key=lambda each: each[0], default=(0.0, 0.0, ""))
         if not findings:
             forcing = session.teacher_forcing()
-            away = _kl(decoded.logits(self.read), [_whole(forcing, ids) for ids in self.read])
+            away = _kl(decoded.logits(self.read), [whole_logits(forcing, ids) for ids in self.read])
             note = f"{len(errors)} steps, worst {name}; answers KL {away:.2g} from the decoded checkpoint"
             fp4 = any(FORMATS[qformat].activation == "fp4" for qformat in checkpoint.config.qformats)
             if away > max(LIKE_NOISE * noise, LEAST_KL_FP4 if fp4 else LEAST_KL):
@@ -257,7 +257,7 @@ class _Work:
         """Compare what is served with the last stage before it that runs here."""
         if self.folders.serve is None:
             return
-        source = _Answers(self.session, last, self.new_tokens, frozenset(self.ends), self.progress)
+        source = LastStage(self.session, last, self.new_tokens, frozenset(self.ends), self.progress)
         before = place if self.session is None else Place.CPU_ENGINE
         expected = RightAnswers(self.items, source, self.new_tokens, self.tokenizer, self.ends, before)
         with ExitStack() as stack:
@@ -269,42 +269,6 @@ class _Work:
                 yield result
                 if result.verdict == StageVerdict.ACCUSED:
                     return
-
-
-@dataclass
-class _Answers:
-    """Answers of the last stage before the servers; implements `served.AnswerSource`."""
-
-    session: LogitsSession | None
-    model: TracedModel
-    new_tokens: int
-    stop: frozenset[int]
-    progress: Progress
-
-    def answers(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Return the greedy continuation of each prompt, without the token that ends it."""
-        if self.session is None:
-            return self.model.greedy(prompts, self.new_tokens, self.stop)
-        limits = SamplingParams(self.new_tokens, stop_token_ids=self.stop)
-        with self.session as session:
-            return [list(each.token_ids) for each in session.generate(prompts, limits, self.progress)]
-
-    def nearly_equal(self, ids: Sequence[int]) -> bool:
-        """Return whether the two likeliest next tokens differ by no more than the noise of the arithmetic."""
-        if self.session is None:
-            row = self.model.logits([ids])[0][-1]
-            spread = float(np.abs(row).max()) * 2.0**-7  # of bfloat16
-        else:
-            one, two = (_whole(self.session.teacher_forcing(varied=varied), ids) for varied in (False, True))
-            row, spread = one[-1], 2 * float(np.abs(one - two).max())
-        best, second = np.sort(row)[-1:-3:-1]
-        return bool(best - second <= spread)
-
-
-def _whole(forcing: Any, ids: Sequence[int]) -> Array:
-    """Return the logits after every token of one sequence [T, V]."""
-    hidden = forcing.hidden([list(ids)], len(ids))
-    return np.concatenate([np.array(logits[0]) for logits in forcing.logits(hidden, len(ids))])
 
 
 def _kl(right: Sequence[Array], actual: Sequence[Array]) -> float:

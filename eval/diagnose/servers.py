@@ -10,16 +10,25 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from eval.answer_cache import AnswerLog
 from eval.server import OpenAiServer
 from pipelines.checkpoint.tokenizer import RenderedChat, chat_templates
 from pipelines.domain.errors import UserError
+from pipelines.domain.progress import Progress
+from pipelines.engines.port import LogitsSession, SamplingParams
 from pipelines.host.files import parse_json
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.inputs import InputTensor, text_inputs, word_list
 from pipelines.serving.openai.prompts import NoPromptError, Renderer
+
+if TYPE_CHECKING:
+    from pipelines.compress.traced import TracedModel
+
+Array = np.ndarray[Any, Any]
 
 # Inputs of every stage: a few seeded prompts of different lengths, and messages if there is a template.
 
@@ -106,16 +115,40 @@ def _chats(tokenizer: Any, model: Path, template: Path | None) -> list[Item]:
 # Expected answers, and why an answer may differ.
 
 
-class AnswerSource(Protocol):
+@dataclass
+class LastStage:
     """The last stage before the servers."""
+
+    session: LogitsSession | None
+    model: TracedModel
+    new_tokens: int
+    stop: frozenset[int]
+    progress: Progress
 
     def answers(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         """Return the greedy continuation of each prompt, without the token that ends it."""
-        ...
+        if self.session is None:
+            return self.model.greedy(prompts, self.new_tokens, self.stop)
+        limits = SamplingParams(self.new_tokens, stop_token_ids=self.stop)
+        with self.session as session:
+            return [list(each.token_ids) for each in session.generate(prompts, limits, self.progress)]
 
     def nearly_equal(self, ids: Sequence[int]) -> bool:
         """Return whether the two likeliest next tokens differ by no more than the noise of the arithmetic."""
-        ...
+        if self.session is None:
+            row = self.model.logits([ids])[0][-1]
+            spread = float(np.abs(row).max()) * 2.0**-7  # of bfloat16
+        else:
+            one, two = (whole_logits(self.session.teacher_forcing(varied=varied), ids) for varied in (False, True))
+            row, spread = one[-1], 2 * float(np.abs(one - two).max())
+        best, second = np.sort(row)[-1:-3:-1]
+        return bool(best - second <= spread)
+
+
+def whole_logits(forcing: Any, ids: Sequence[int]) -> Array:
+    """Return the logits after every token of one sequence [T, V]."""
+    hidden = forcing.hidden([list(ids)], len(ids))
+    return np.concatenate([np.array(logits[0]) for logits in forcing.logits(hidden, len(ids))])
 
 
 @dataclass
@@ -123,7 +156,7 @@ class RightAnswers:
     """Expected answers of a server."""
 
     items: Sequence[Item]
-    source: AnswerSource
+    source: LastStage
     new_tokens: int
     tokenizer: Any
     ends: tuple[int, ...]

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from eval.fidelity.divergence import VALUES_AT_ONCE, joined, perplexity, spread
 from eval.fidelity.measure import Rows, Side, Windows, batches, not_finite, predictions
+from eval.server import OpenAiServer
 from pipelines.domain.errors import JsonFile, UserError
 from pipelines.domain.progress import Advance, Progress
 from pipelines.engines.port import TeacherForcing, TokenIds
@@ -174,12 +175,6 @@ class BoundFigures:
 # The 16-bit model is read by an engine here, which gives the logits of the whole vocabulary.
 
 
-class LikelyTokens(Protocol):
-    """A server that gives log probabilities; see `eval.server.OpenAiServer`."""
-
-    def top_logprobs(self, rows: Sequence[TokenIds], top: int, progress: Progress) -> list[dict[str, Any]]: ...  # noqa: D102
-
-
 @dataclass(frozen=True, slots=True)
 class TextBounds:
     """Figures of one text.
@@ -223,7 +218,7 @@ class BoundsResult(JsonFile):
 
 
 def measure_served(
-    reference: Side, server: LikelyTokens, texts: Sequence[Windows], top: int, progress: Progress, **labels: Any
+    reference: Side, server: OpenAiServer, texts: Sequence[Windows], top: int, progress: Progress, **labels: Any
 ) -> BoundsResult:
     """Ask the server about all texts, and let the reference read them.
 
