@@ -365,23 +365,18 @@ class TritonGrpc(OpenAiServer):
     async def _answer(self, body: Json | None) -> Json:
         from pipelines.serving.openai.backend import Backend
 
-        backend = Backend(urlsplit(self.url).netloc)
-        backend.open()
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                if body is None:
-                    if not await backend.ready():
-                        raise ForTheMoment("the server is not ready")
-                    return {"few_log_probs": await backend.takes_few_log_probs()}
-                if body.get("echo"):  # the log probabilities in the form of OpenAI's response
-                    scorer = PromptScorer(backend, few=self.few_log_probs)
-                    (scores,) = await scorer.score([tuple(body["prompt"])])
-                    best = [None if each is None else dict(each) for each in scores.best]
-                    logprobs = {"token_logprobs": list(scores.log_probs), "top_logprobs": best}
-                    return {"choices": [{"logprobs": logprobs}]}
-                return await _text(backend, self.model, body)
-        finally:
-            await backend.close()
+        async with asyncio.timeout(self.timeout_s), Backend(urlsplit(self.url).netloc) as backend:
+            if body is None:
+                if not await backend.ready():
+                    raise ForTheMoment("the server is not ready")
+                return {"few_log_probs": await backend.takes_few_log_probs()}
+            if body.get("echo"):  # the log probabilities in the form of OpenAI's response
+                scorer = PromptScorer(backend, few=self.few_log_probs)
+                (scores,) = await scorer.score([tuple(body["prompt"])])
+                best = [None if each is None else dict(each) for each in scores.best]
+                logprobs = {"token_logprobs": list(scores.log_probs), "top_logprobs": best}
+                return {"choices": [{"logprobs": logprobs}]}
+            return await _text(backend, self.model, body)
 
 
 async def _text(backend: Backend, model: str, body: Json) -> Json:

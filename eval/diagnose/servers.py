@@ -231,21 +231,21 @@ class TritonModels:
         Raises:
             UserError: the server refuses it or does not respond.
         """
-        from pipelines.serving.openai.backend import Backend as Client
+        from pipelines.serving.openai.backend import Backend
 
-        async def responses(backend: Client) -> dict[str, Any]:
+        async def responses() -> dict[str, Any]:
             tensors: dict[str, Any] = {}
-            backend.open()
-            try:
-                async with asyncio.timeout(TIMEOUT_S), aclosing(backend.stream(model, inputs, outputs)) as results:  # type: ignore[type-var]
-                    async for result in results:
-                        tensors |= {each.name: result.as_numpy(each.name) for each in result.get_response().outputs}
-            finally:
-                await backend.close()
+            async with (
+                asyncio.timeout(TIMEOUT_S),
+                Backend(self._url) as backend,
+                aclosing(backend.stream(model, inputs, outputs)) as results,  # type: ignore[type-var]
+            ):
+                async for result in results:
+                    tensors |= {each.name: result.as_numpy(each.name) for each in result.get_response().outputs}
             return tensors
 
         try:
-            return asyncio.run(responses(Client(self._url)))
+            return asyncio.run(responses())
         except ApiError as error:
             raise UserError(f"The Triton model '{model}' at {self._url} refused a request: {error.message}") from None
         except TimeoutError:

@@ -60,13 +60,9 @@ def test_log_probabilities_of_prompts_are_those_of_all_logits(addresses):
     url, triton = addresses
 
     async def scored() -> tuple[Any, Any]:
-        backend = Backend(triton)
-        backend.open()
-        try:
+        async with Backend(triton) as backend:
             assert await backend.takes_few_log_probs()
             return [(await PromptScorer(backend, few=few).score([tuple(PROMPT)], 3))[0] for few in (True, False)]
-        finally:
-            await backend.close()
 
     few, all_logits = asyncio.run(scored())
     assert few.tokens == all_logits.tokens

@@ -64,11 +64,10 @@ def make_app(
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        backend.open()
-        reader.open()
-        yield
-        reader.close()
-        await backend.close()
+        async with backend:
+            reader.open()
+            yield
+            reader.close()
 
     app = FastAPI(title="OpenAI-compatible access", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.metrics = ServiceMetrics(served.repository.label, slo)

@@ -11,7 +11,7 @@ import contextlib
 import uuid
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import numpy as np
@@ -75,10 +75,10 @@ ON_REQUEST = {
 
 
 class Backend:
-    """The Triton model `tensorrt_llm` as a source of tokens."""
+    """The Triton model `tensorrt_llm` as a source of tokens, in an `async with` block."""
 
     def __init__(self, url: str, *, token_socket: bool = True) -> None:
-        """Remember the address; `open` creates the connection in its event loop.
+        """Remember the address; the block creates the connection in its event loop.
 
         Args:
             url: host:port of the gRPC service.
@@ -89,13 +89,14 @@ class Backend:
         self._running: set[asyncio.Task[None]] = set()
         self._tokens = TokenListener()
 
-    def open(self) -> None:
+    async def __aenter__(self) -> Self:
         """Create the channel, which connects on first use."""
         loop = asyncio.get_running_loop()
         self._tokens.open(loop.add_reader, loop.remove_reader)
         self._client = triton.InferenceServerClient(self._url, channel_args=CHANNEL)
+        return self
 
-    async def close(self) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         """Close the connection."""
         for task in self._running:
             task.cancel()

@@ -32,12 +32,10 @@ def test_two_requests_within_a_millisecond_are_both_answered_at_once(served: Tri
         return seconds
 
     async def pairs() -> list[tuple[float, float]]:
-        backend, found = Backend(served.grpc_url), list[tuple[float, float]]()
-        backend.open()
-        for _ in range(PAIRS):
-            found.append(await asyncio.gather(first_token(backend, 0.0), first_token(backend, apart_s)))
-        await backend.close()
-        return found
+        async with Backend(served.grpc_url) as backend:
+            return [
+                await asyncio.gather(first_token(backend, 0.0), first_token(backend, apart_s)) for _ in range(PAIRS)
+            ]
 
     # the other of the pair is answered at once, whereas a busy machine stops both
     later = sorted(abs(one - other) for one, other in asyncio.run(pairs()))
