@@ -27,7 +27,7 @@ from pipelines.serving.openai import template_process
 from pipelines.serving.openai.bodies import Limits
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.generate import Field
-from pipelines.serving.openai.inputs import ServedEngine, engine_inputs
+from pipelines.serving.openai.inputs import engine_inputs
 from pipelines.serving.openai.prepare import Prepared, ServedModel, read_request
 from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.tokenizer import ServedTokenizer
@@ -121,8 +121,8 @@ def _model() -> ServedModel:
     repository = ModelRepository(
         Path(), (), "m", gpu=False, world_size=1, max_input_len=100, max_seq_len=200, guided=True
     )
-    engine = ServedEngine(ServedTokenizer(BUNDLED / "models" / "tiny_llama", adds_special=True), repository)
-    return ServedModel(engine, template, 0, "", {"ensemble": FIELDS})
+    tokenizer = ServedTokenizer(BUNDLED / "models" / "tiny_llama", adds_special=True)
+    return ServedModel(tokenizer, repository, template, 0, "", {"ensemble": FIELDS})
 
 
 def openai_body(data: bytes) -> None:
@@ -131,9 +131,7 @@ def openai_body(data: bytes) -> None:
         found = read_request(WAYS.get(data[:1], "completions"), data[1:], _model(), Limits())
         if isinstance(found, Prepared):
             for number, prompt in enumerate(found.prompts):
-                engine_inputs(
-                    found.sampling, prompt.tokens, found.max_tokens, number, _model().engine, found.sampling.stops
-                )
+                engine_inputs(found.sampling, prompt.tokens, found.max_tokens, number, _model(), found.sampling.stops)
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {

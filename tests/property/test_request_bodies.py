@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pipelines.serving.openai.bodies import Limits
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.generate import Field
-from pipelines.serving.openai.inputs import ServedEngine, engine_inputs
+from pipelines.serving.openai.inputs import engine_inputs
 from pipelines.serving.openai.prepare import SHIPPED_TEMPLATE, Prepared, ServedModel, read_request
 from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.tokenizer import ServedTokenizer
@@ -107,7 +107,8 @@ def model() -> ServedModel:
         Path(), (), "m", gpu=False, world_size=1, max_input_len=2000, max_seq_len=4000, guided=True
     )
     return ServedModel(
-        ServedEngine(ServedTokenizer(BUNDLED / "models" / "tiny_gemma", adds_special=True), repository),
+        ServedTokenizer(BUNDLED / "models" / "tiny_gemma", adds_special=True),
+        repository,
         ChatTemplate({"default": SHIPPED_TEMPLATE.read_text()}, {}),
         created=0,
         metrics_url="",
@@ -138,9 +139,7 @@ def read(way: str, body: bytes, model: ServedModel) -> ApiError | None:
     try:
         found = read_request(way, body, model, Limits())
         if isinstance(found, Prepared):
-            engine_inputs(
-                found.sampling, found.prompts[0].tokens, found.max_tokens, 0, model.engine, found.sampling.stops
-            )
+            engine_inputs(found.sampling, found.prompts[0].tokens, found.max_tokens, 0, model, found.sampling.stops)
     except ApiError as error:
         assert 400 <= error.status < 500, error.message  # noqa: PT017 - it may be raised
         json.dumps(error.body(), ensure_ascii=False).encode()

@@ -154,7 +154,7 @@ def _add_tokens(app: FastAPI, served: ServedModel, limits: Limits, read: Read, r
     async def detokenize(request: Request) -> dict[str, Any]:
         _check_type(request)
         tokens: tuple[int, ...] = await read("detokenize", request)
-        return {"prompt": served.tokens.text(tokens)}
+        return {"prompt": served.tokenizer.text(tokens)}
 
 
 def _add_health(app: FastAPI, served: ServedModel, backend: Backend) -> None:
@@ -215,7 +215,7 @@ async def _scored(
     new = scoring.request.max_tokens != 0
     scores = await _unless_client_leaves(request, _in_time(deadline, scorer.score(scoring.prompts, max(1, top))))
     choices = [
-        choice(at, each, served.tokens, with_best=top > 0, as_ids=as_ids, new=new) for at, each in enumerate(scores)
+        choice(at, each, served.tokenizer, with_best=top > 0, as_ids=as_ids, new=new) for at, each in enumerate(scores)
     ]
     prompt_tokens = sum(map(len, scoring.prompts))
     return JSONResponse(scored_response(scoring.request.model, choices, prompt_tokens, len(scores) if new else 0))
@@ -272,7 +272,7 @@ def _form(chat: bool, prepared: Prepared, served: ServedModel) -> Form:
     return Form(
         chat,
         sampling.model,
-        served.tokens,
+        served.tokenizer,
         echo=completion is not None and bool(completion.echo),
         as_ids=completion is not None and bool(completion.return_tokens_as_token_ids),
         counts_reuse=served.repository.tokens_per_block is not None,
@@ -292,7 +292,7 @@ def _choices(prepared: Prepared, served: ServedModel, clock: Callable[[], Answer
             index,
             prompt,
             prepared.max_tokens,
-            served.engine,
+            served,
             skip_special=skip,
             number=number,
             tools=prepared.tools,
@@ -311,11 +311,11 @@ def _reader(prepared: Prepared, served: ServedModel, *, skip: bool) -> Callable[
     if not isinstance(prepared.sampling, ChatRequest) or not (skip or calls):
         return None
     if served.channels is Channels.HARMONY:
-        return lambda _, skip: HarmonyReader(served.tokens, calls=calls, skip_special=skip)
+        return lambda _, skip: HarmonyReader(served.tokenizer, calls=calls, skip_special=skip)
     if served.channels is None or prepared.sampling.guide is not None:  # which leaves no room for reasoning
         return None
     calls = prepared.tools is ToolForm.HERMES
-    return lambda prompt, skip: ThinkReader(served.tokens, prompt=prompt.text, calls=calls, skip_special=skip)
+    return lambda prompt, skip: ThinkReader(served.tokenizer, prompt=prompt.text, calls=calls, skip_special=skip)
 
 
 def _check_type(request: Request) -> None:

@@ -52,34 +52,22 @@ SHIPPED_TEMPLATE = BUNDLED / "chat_template.jinja"
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ServedModel(ServedEngine):
     """The served model.
 
     Attributes:
-        engine: what the inputs of a request depend on.
         created: time of the repository, seconds since 1970.
         fields: what its Triton models for clients take: model -> name of the input -> its type.
         pictures: how it takes pictures; None for a text model.
         channels: how answers to chats are written in channels; None if they are not.
     """
 
-    engine: ServedEngine
     template: ChatTemplate
     created: int
     metrics_url: str
     fields: Mapping[str, Mapping[str, Field]]
     pictures: Pictures | None = None
     channels: Channels | None = None
-
-    @property
-    def repository(self) -> ModelRepository:
-        """The repository that is served."""
-        return self.engine.repository
-
-    @property
-    def tokens(self) -> ServedTokenizer:
-        """The tokenizer."""
-        return self.engine.tokenizer
 
     def check_name(self, model: str) -> None:
         """Refuse the name of another model.
@@ -98,7 +86,7 @@ class ServedModel:
             ApiError: 400, it has more tokens than the model takes.
         """
         limit = self.repository.longest_prompt
-        if limit is not None and self.tokens.exceeds(prompt, limit):
+        if limit is not None and self.tokenizer.exceeds(prompt, limit):
             message = (
                 f"'{param}' has {len(prompt):,} characters, which are more than {limit} tokens; the engine was built "
                 f"with {'max_input_len' if self.repository.max_input_len else 'max_seq_len'}={limit}. Shorten it."
@@ -141,7 +129,8 @@ def served(repository: ModelRepository, metrics_url: str, chat_template: Path | 
     token = None if pictures is None else tokenizer.text([pictures.token])
     template = ChatTemplate.load(repository.tokenizer, chat_template or _shipped(repository.tokenizer), token)
     return ServedModel(
-        ServedEngine(tokenizer, repository),
+        tokenizer,
+        repository,
         template,
         created=int(repository.path.stat().st_mtime),
         metrics_url=metrics_url,
@@ -287,8 +276,8 @@ def _prompt(
     if isinstance(prompt, str):
         if sampling.truncate_prompt_tokens is None:
             model.check_length(prompt, param)
-        tokens = model.tokens.ids(prompt, special=sampling.add_special_tokens)
-        fixed = len(tokens) - len(model.tokens.ids(prompt, special=False)) if sampling.truncate_prompt_tokens else 0
+        tokens = model.tokenizer.ids(prompt, special=sampling.add_special_tokens)
+        fixed = len(tokens) - len(model.tokenizer.ids(prompt, special=False)) if sampling.truncate_prompt_tokens else 0
     else:
         tokens, fixed = prompt, 0
     tokens = _truncated(tokens, fixed, sampling.truncate_prompt_tokens, model)
@@ -296,7 +285,7 @@ def _prompt(
         raise ApiError(400, f"'{param}' has no tokens.", param=param)
     _check_places(tokens, len(pictures), model, param)
     model.check_tokens(len(tokens), param)
-    text = prompt if isinstance(prompt, str) else model.tokens.text(tokens, skip_special=True)
+    text = prompt if isinstance(prompt, str) else model.tokenizer.text(tokens, skip_special=True)
     return Prompt(tuple(tokens), text, pictures)
 
 
@@ -391,7 +380,7 @@ def _tokens(request: TokenizeRequest, model: ServedModel, limits: Limits) -> Pro
         values = {"add_generation_prompt": prompted, **(request.chat_template_kwargs or {})}
         text, pictures = _rendered(request.messages, values, model, limits)
         special = None
-    tokens = model.tokens.ids(text, special=special)
+    tokens = model.tokenizer.ids(text, special=special)
     _check_places(tokens, len(pictures), model, "messages")
     return Prompt(tuple(tokens), text, pictures)
 
