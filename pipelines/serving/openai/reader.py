@@ -12,9 +12,10 @@ import gc
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,8 +29,8 @@ CPU_SECONDS = 30.0
 NICENESS = 5  # tokens of running answers come first; much more would stop it on a busy machine
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 _libc = ctypes.CDLL(None)
-_worker: dict[str, Any] = {}
-"""In the process: the model, and limits of a request."""
+_worker: dict[str, ServedModel] = {}
+"""In the process: its model."""
 
 
 class Reader:
@@ -49,7 +50,7 @@ class Reader:
     def open(self) -> None:
         """Start the process, without waiting until it has loaded."""
         context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(1, context, _begin, (self._load, self._limits))
+        self._pool = ProcessPoolExecutor(1, context, _begin, (self._load,))
         self._pool.submit(int)  # a pool starts its process with the first work
 
     def close(self) -> None:
@@ -65,7 +66,7 @@ class Reader:
         Raises:
             ApiError: what is wrong with it; or that it was not read in time, which is not the client's fault.
         """
-        request: Request = await self._done(_read, way, body)
+        request: Request = await self._done(partial(read_request, way, body, limits=self._limits))
         return request
 
     async def pixels(self, pictures: Sequence[bytes], tokens: Sequence[int]) -> tuple[Any, tuple[int, ...]]:
@@ -74,28 +75,28 @@ class Reader:
         Raises:
             ApiError: as `read`.
         """
-        pixels: tuple[Any, tuple[int, ...]] = await self._done(_pixels, pictures, tokens)
+        pixels: tuple[Any, tuple[int, ...]] = await self._done(partial(prepared_pictures, pictures, tokens))
         return pixels
 
-    async def _done(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    async def _done(self, work: Callable[..., Any]) -> Any:
         try:
             async with asyncio.timeout(self._limits.request_timeout_s):
                 await self._turn.acquire()  # a body waits here, where it is free to drop if its client leaves
-                return await asyncio.shield(self._begun(work, *arguments))  # to its end whether its client waits or not
+                return await asyncio.shield(self._begun(work))  # to its end whether its client waits or not
         except TimeoutError:
             raise _ours("The server is too busy to read this request now. Send it again.") from None
         except BrokenProcessPool:
             raise _ours("The process that reads large requests ended while it read this one. Send it again.") from None
 
-    def _begun(self, work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+    def _begun(self, work: Callable[..., Any]) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
         try:
-            reading = loop.run_in_executor(self._pool, work, *arguments)
+            reading = loop.run_in_executor(self._pool, _bounded, work)
         except BrokenProcessPool:  # it ended while it had nothing to read
             if self._closed:
                 raise
             self.open()
-            reading = loop.run_in_executor(self._pool, work, *arguments)
+            reading = loop.run_in_executor(self._pool, _bounded, work)
         reading.add_done_callback(self._next)
         return reading
 
@@ -110,7 +111,7 @@ def _ours(message: str) -> ApiError:
     return ApiError(503, message, kind="server_error", code="unavailable")
 
 
-def _begin(load: Callable[[], ServedModel], limits: Limits) -> None:
+def _begin(load: Callable[[], ServedModel]) -> None:
     """Prepare the process: its priority first, as loading takes longer than what it reads."""
     _libc.prctl(DIE_WITH_PARENT, signal.SIGKILL)
     os.setsid()  # each session has an equal share of the processors (sched(7))
@@ -118,25 +119,15 @@ def _begin(load: Callable[[], ServedModel], limits: Limits) -> None:
     with contextlib.suppress(OSError):  # a kernel without autogroups
         Path("/proc/self/autogroup").write_text(str(NICENESS))
     signal.signal(signal.SIGPROF, _too_complex)
-    _worker.update(model=load(), limits=limits)
+    _worker["model"] = load()
     gc.freeze()  # no later collection walks through the modules and the tokenizer
 
 
-def _read(way: str, body: bytes) -> Request:
-    with _bounded():
-        return read_request(way, body, **_worker)
-
-
-def _pixels(pictures: Sequence[bytes], tokens: Sequence[int]) -> tuple[Any, tuple[int, ...]]:
-    with _bounded():
-        return prepared_pictures(pictures, tokens, _worker["model"])
-
-
-@contextlib.contextmanager
-def _bounded() -> Iterator[None]:
+def _bounded(work: Callable[..., Any]) -> Any:
+    """Do work that takes the model, within the processor time of one body."""
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     try:
-        yield
+        return work(model=_worker["model"])
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         trim_heap()
