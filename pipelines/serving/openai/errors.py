@@ -60,6 +60,11 @@ def unsupported(param: str, value: object, instead: str) -> ApiError:
     return ApiError(400, message, param=param, code="unsupported_parameter")
 
 
+def unavailable(message: str) -> ApiError:
+    """Make the error for a request that this server cannot answer now."""
+    return ApiError(503, message, kind="server_error", code="unavailable")
+
+
 def from_triton(message: str, grpc_code: str | None) -> ApiError:
     """Translate an error of tritonserver.
 
@@ -76,12 +81,9 @@ def from_triton(message: str, grpc_code: str | None) -> ApiError:
     if grpc_code in CLIENT_CODES:
         return ApiError(400, message)
     if ENDED.search(message):
-        message = "The inference server ended while it answered this request; send it again."
-        return ApiError(503, message, kind="server_error", code="unavailable")
+        return unavailable("The inference server ended while it answered this request; send it again.")
     if grpc_code in ("UNAVAILABLE", "NOT_FOUND", "CANCELLED") or GONE.search(message) or FAILED.search(message):
-        return ApiError(
-            503, f"The inference server does not respond: {message}", kind="server_error", code="unavailable"
-        )
+        return unavailable(f"The inference server does not respond: {message}")
     if grpc_code is None and not BROKEN.search(message):
         return ApiError(400, message)
     return ApiError(500, message, kind="server_error")

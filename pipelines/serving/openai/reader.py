@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from pipelines.host.machine import trim_heap
 from pipelines.serving.openai.bodies import Limits
-from pipelines.serving.openai.errors import ApiError
+from pipelines.serving.openai.errors import ApiError, unavailable
 from pipelines.serving.openai.prepare import Request, ServedModel, prepared_pictures, read_request
 
 CPU_SECONDS = 30.0
@@ -84,9 +84,11 @@ class Reader:
                 await self._turn.acquire()  # a body waits here, where it is free to drop if its client leaves
                 return await asyncio.shield(self._begun(work))  # to its end whether its client waits or not
         except TimeoutError:
-            raise _ours("The server is too busy to read this request now. Send it again.") from None
+            raise unavailable("The server is too busy to read this request now. Send it again.") from None
         except BrokenProcessPool:
-            raise _ours("The process that reads large requests ended while it read this one. Send it again.") from None
+            raise unavailable(
+                "The process that reads large requests ended while it read this one. Send it again."
+            ) from None
 
     def _begun(self, work: Callable[..., Any]) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
@@ -105,10 +107,6 @@ class Reader:
         if broken and not self._closed:
             self.open()
         self._turn.release()
-
-
-def _ours(message: str) -> ApiError:
-    return ApiError(503, message, kind="server_error", code="unavailable")
 
 
 def _begin(load: Callable[[], ServedModel]) -> None:

@@ -72,10 +72,6 @@ class ServedTokenizer:
         found: int | None = self._tokenizer.token_to_id(text)
         return found
 
-    def name(self, token: int) -> str:
-        """Return the text by which one token is named among others."""
-        return self.text([token])
-
     def exceeds(self, text: str, limit: int) -> bool:
         """Return whether a text surely has more tokens than the limit.
 
