@@ -115,7 +115,7 @@ def mapped_table(graph: Path, is_read: Callable[[Array], bool]) -> Array:
     weights = graph.with_suffix(".bin").resolve()
     first, last = start // mmap.PAGESIZE * mmap.PAGESIZE, -(-(start + size) // mmap.PAGESIZE) * mmap.PAGESIZE
     with weights.open("rb") as file:
-        for address in _mappings(weights):
+        for address in _whole_mappings(weights):
             protection, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | MAP_FIXED
             place = _libc.mmap(address + first, last - first, protection, kind, file.fileno(), first)
             if place != address + first:
@@ -139,14 +139,19 @@ def _stored(graph: Path) -> dict[str, str]:
     raise UserError(f"{graph} has no prompt table.", todo="Build the engine again.")
 
 
-def _mappings(file: Path) -> Iterator[int]:
+def _whole_mappings(file: Path) -> Iterator[int]:
     """Yield where whole read-only mappings of a file start; one whose table is in use has been cut."""
+    for start, stop, permissions, offset, path in mappings():
+        if path == str(file) and permissions.startswith("r--s") and not offset and stop - start >= file.stat().st_size:
+            yield start
+
+
+def mappings() -> Iterator[tuple[int, int, str, int, str]]:
+    """Yield start, end, permissions, offset and file (empty for none) of this process's mappings."""
     for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
         place, permissions, offset, _, _, *path = line.split(maxsplit=5)
-        if path == [str(file)] and permissions.startswith("r--s") and int(offset, 16) == 0:
-            start, stop = (int(address, 16) for address in place.split("-"))
-            if stop - start >= file.stat().st_size:
-                yield start
+        start, stop = (int(address, 16) for address in place.split("-"))
+        yield start, stop, permissions, int(offset, 16), "".join(path)
 
 
 @dataclass(slots=True)

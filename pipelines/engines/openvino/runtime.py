@@ -33,6 +33,7 @@ from pipelines.engines.openvino.memory import (
     rounds_activations,
     usual_kv_precision,
 )
+from pipelines.engines.openvino.prompt_table import mappings
 from pipelines.engines.port import BuildLimits
 from pipelines.host.lifetimes import repeated
 from pipelines.host.machine import int8_saturates, trim_heap
@@ -74,19 +75,11 @@ _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
 def drop_pages(file: Path) -> int:
     """Drop the resident pages of a file's read-only mappings, and return their bytes; locked pages stay."""
     dropped, name = 0, str(file.resolve())
-    for start, stop, permissions, path in _mappings():
+    for start, stop, permissions, _, path in mappings():
         ours = path == name and "w" not in permissions  # pages that cannot have changed
         if ours and _libc.madvise(start, stop - start, mmap.MADV_DONTNEED) == 0:
             dropped += stop - start
     return dropped
-
-
-def _mappings() -> Iterator[tuple[int, int, str, str]]:
-    """Yield start, end, permissions and file (empty for none) of this process's mappings."""
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
-        place, permissions, _, _, _, *path = line.split(maxsplit=5)
-        start, stop = (int(address, 16) for address in place.split("-"))
-        yield start, stop, permissions, "".join(path)
 
 
 # Huge pages for the packed weights.
@@ -108,7 +101,7 @@ def use_huge_pages() -> int:
     """
     trim_heap()
     gathered, small = 0, ctypes.create_string_buffer(HUGE_PAGE // mmap.PAGESIZE)
-    for start, stop, permissions, path in _mappings():
+    for start, stop, permissions, _, path in mappings():
         if "w" not in permissions or path not in WITHOUT_FILE:
             continue
         for page in range(-(-start // HUGE_PAGE) * HUGE_PAGE, stop - HUGE_PAGE + 1, HUGE_PAGE):

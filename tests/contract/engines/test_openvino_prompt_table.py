@@ -201,7 +201,7 @@ def test_bf16_reads_the_table(workshop: Workshop, llama: Any) -> None:
 
 def test_a_table_that_is_not_read_is_refused(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A version of OpenVINO that copies constants would answer of another picture."""
-    monkeypatch.setattr(prompt_table, "_mappings", lambda _file: iter(()))
+    monkeypatch.setattr(prompt_table, "_whole_mappings", lambda _file: iter(()))
     with (
         pytest.raises(UserError, match=r"does not read from the file.*max_prompt_embedding_table_size=0"),
         scheduler(with_table(workshop, "llama")),
