@@ -179,7 +179,7 @@ class AdapterPipeline:
         self.folder, self.options = folder, options
         self.max_blocks = kv_blocks(folder, options)
         self._pipeline = open_pipeline(folder, options)
-        self._table = open_table(folder, self._pipeline)
+        self._table = open_table(folder, options, self._pipeline)
         self._eviction = options.eviction(folder.limits.max_seq_len)
         self._ledger = KvLedger(self.max_blocks, reuse=options.enable_prefix_caching)
         self._guesses = options.num_draft_tokens if options.draft_dir is not None else 0

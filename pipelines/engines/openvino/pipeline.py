@@ -97,8 +97,11 @@ def open_pipeline(folder: EngineFolder, options: OpenVinoOptions) -> genai.Conti
 
 def read_with_log_probs(
     pipeline: genai.ContinuousBatchingPipeline, options: OpenVinoOptions, tokens: TokenIds, new: int
-) -> None:
+) -> genai.GenerationHandle:
     """Generate so many new tokens with log probabilities, which genai refuses to compute of NaN; nothing else may run.
+
+    Returns:
+        the handle of the request, which has ended.
 
     Raises:
         NotFiniteError: the logits are NaN; the pipeline has then lost count of its blocks, and is of no more use.
@@ -110,9 +113,12 @@ def read_with_log_probs(
     with finite(tokens):
         while handle.get_status() == genai.GenerationStatus.RUNNING:
             pipeline.step()
+    return handle
 
 
-def open_table(folder: EngineFolder, pipeline: genai.ContinuousBatchingPipeline) -> TablePlaces | None:
+def open_table(
+    folder: EngineFolder, options: OpenVinoOptions, pipeline: genai.ContinuousBatchingPipeline
+) -> TablePlaces | None:
     """Return the places of the prompt table of a pipeline in which nothing runs; None for an engine without one.
 
     Raises:
@@ -127,19 +133,12 @@ def open_table(folder: EngineFolder, pipeline: genai.ContinuousBatchingPipeline)
         seen = []
         for generation in range(PROBED):
             table[0] = row if generation else -row
-            seen.append(_log_prob(pipeline, vocab_size + rows * generation))
+            token = vocab_size + rows * generation
+            handle = read_with_log_probs(pipeline, options, [token], 1)
+            seen.append(float(handle.read_all()[0].generated_log_probs[0]))
         return seen[0] != seen[1]
 
     return TablePlaces(mapped_table(folder.path / MODEL_FILE, is_read), vocab_size)
-
-
-def _log_prob(pipeline: genai.ContinuousBatchingPipeline, token: int) -> float:
-    """Return the log probability of the likeliest token after one; nothing else may run."""
-    config = genai.GenerationConfig(max_new_tokens=1, eos_token_id=0, stop_token_ids={0}, ignore_eos=True, logprobs=1)
-    handle = pipeline.add_request(0, ov.Tensor(np.array([[token]], dtype=np.int64)), config)
-    while handle.get_status() == genai.GenerationStatus.RUNNING:
-        pipeline.step()
-    return float(handle.read_all()[0].generated_log_probs[0])
 
 
 @contextmanager
