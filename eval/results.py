@@ -134,12 +134,6 @@ class EvalResult(JsonFile):
         return ", ".join([f"{self.num_fewshot}-shot", *parts])
 
     @property
-    def chance(self) -> float:
-        """Accuracy of guessing among the choices; 0 where there are none."""
-        guesses = [1 / len(record.logprobs) if len(record.logprobs) > 1 else 0.0 for record in self.records]
-        return sum(guesses) / len(guesses)
-
-    @property
     def accuracy(self) -> float:
         """Overall accuracy, 0..1."""
         return self.overall.accuracy

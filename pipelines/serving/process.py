@@ -171,11 +171,6 @@ class TritonServer(ServerProcess):
         return f"http://{self.settings.front_host}:{self.ports['openai_port']}/v1"
 
     @property
-    def pid(self) -> int:
-        """Process id of tritonserver."""
-        return self._running.pid
-
-    @property
     def _running(self) -> SupervisedProcess:
         if self._process is None:
             raise RuntimeError("the server is used outside its with block")
@@ -273,10 +268,6 @@ class TritonServer(ServerProcess):
             self.kill()
             ended = f"it crashed with {caught.name}, hung while it wrote its stack, and was killed"
             raise why_ended(read_log(self.log_file, self._checked_from), ended, self.log_file)
-
-    def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait for the end and return the exit code, or None after `timeout_s`."""
-        return self._running.wait(timeout_s)
 
     def _start(self) -> None:
         remove_bytecode(self.repository.path)

@@ -23,6 +23,7 @@ from pipelines.engines.openvino.engine import OpenVinoEngine
 from pipelines.engines.openvino.runtime import OpenVinoOptions
 from pipelines.engines.port import BuildLimits
 from tests.peers.prepare import FOLDER, ROOT, ROWS, SOURCE, Row, made
+from tests.support.scored_logits import scored_logits
 
 Array = np.ndarray[Any, Any]
 
@@ -81,7 +82,7 @@ def logits(checkpoint: Path, out: Path) -> Array:
     """Return the CPU engine's logits, of float32 arithmetic."""
     OpenVinoEngine().build(checkpoint, LIMITS, out / "engine", SilentProgress())
     with OpenVinoEngine(OpenVinoOptions(inference_precision="f32")).open(out / "engine") as session:
-        return np.concatenate([session.logits(row) for row in tokens()])
+        return np.concatenate([scored_logits(session, row) for row in tokens()])
 
 
 def logits_of_peer(folder: Path, weights: dict[str, Array]) -> Array:

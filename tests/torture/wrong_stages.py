@@ -27,6 +27,7 @@ from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
 from tests.support.diagnosed import CLEAN, Deployments, Places, Recipe
 from tests.support.planted_faults import FAULTS, Fault
+from tests.support.scored_logits import scored_logits
 
 KEPT = Path("build/diagnosed")
 MOST_S = 60.0
@@ -114,7 +115,7 @@ def _moved(fault: Fault, places: Places, clean: Places) -> float | None:
 def _engine_logits(engine: Path) -> np.ndarray:
     from pipelines.engines.openvino.runtime import OpenVinoOptions
 
-    return OpenVinoEngine(OpenVinoOptions(inference_precision="f32")).open(engine).logits(TEXT)
+    return scored_logits(OpenVinoEngine(OpenVinoOptions(inference_precision="f32")).open(engine), TEXT)
 
 
 def main(words: list[str]) -> int:

@@ -161,12 +161,6 @@ class OpenVinoSession:
         """See `SeeingSession.see`."""
         self._visual, self._scorer = VisualRows(pictures, self.folder, self._options), None
 
-    def logits(self, tokens: TokenIds) -> np.ndarray[Any, Any]:
-        """Return the logits after every token, float32 [T, V]."""
-        self._check_tokens(tokens)
-        check_length(self.folder, len(tokens))
-        return self._scoring().logits(tokens)
-
     def teacher_forcing(self, *, varied: bool = False) -> GraphForcing:
         """See `port.LogitsSession.teacher_forcing`."""
         return GraphForcing(self.folder, self._options, varied=varied)

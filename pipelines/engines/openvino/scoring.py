@@ -213,16 +213,6 @@ class Scorer:
                 done(sum(len(row.continuations) for _, row in batch))
         return scores
 
-    def logits(self, tokens: Sequence[int]) -> Array:
-        """Return the logits after every token, float32 [T, V]."""
-        self._request.reset_state()
-        parts: list[Array] = []
-        positions = [(0, column) for column in range(len(tokens))]
-        self._feed(
-            np.array([tokens], dtype=np.int64), NOTHING_PAST, positions, lambda _, logits: parts.append(logits.copy())
-        )
-        return np.concatenate(parts)
-
     def _start(self, groups: Sequence[PrefixGroup]) -> Array:
         """Run the prefixes of groups and return their lengths [groups]."""
         self._request.reset_state()

@@ -34,7 +34,6 @@ class BuildOption:
         choices: allowed values; None means any.
         later_choices: those of them that versions after 1.2 added.
         aliases: other spellings, with dashes.
-        deprecated: whether it is still accepted, with a warning.
         sentence: what it is for.
     """
 
@@ -44,7 +43,6 @@ class BuildOption:
     choices: tuple[str, ...] | None
     later_choices: tuple[str, ...]
     aliases: tuple[str, ...]
-    deprecated: bool
     sentence: str
 
     @property
@@ -62,7 +60,6 @@ def _option(raw: dict[str, Any]) -> BuildOption:
         choices=tuple(choices) if choices else None,
         later_choices=tuple(raw.get("later_choices", ())),
         aliases=tuple(raw.get("aliases", ())),
-        deprecated=raw.get("deprecated", False),
         sentence=raw["help_short"],
     )
 

@@ -32,6 +32,7 @@ from pipelines.settings.model import BUNDLED  # noqa: E402
 from scripts.zoo.quiz import build_prompt, build_splits  # noqa: E402
 from scripts.zoo.world import build_world  # noqa: E402
 from tests.support.made_once import made_once  # noqa: E402
+from tests.support.scored_logits import scored_logits  # noqa: E402
 from tests.support.small_models import model_of  # noqa: E402
 from tests.support.specs import quant_spec  # noqa: E402
 
@@ -126,7 +127,7 @@ class Workshop:
     def logits(self, checkpoint: Path, kind: str, **options: Any) -> np.ndarray:
         """Logits [8, 128, V] of the engine for `batch`."""
         with self.open(checkpoint, **options) as session:
-            return np.stack([session.logits(row.tolist()) for row in self.batch(kind)])
+            return np.stack([scored_logits(session, row.tolist()) for row in self.batch(kind)])
 
     def plain(self, kind: str, dtype: Any = None) -> Any:
         """Return the bundled model in Transformers."""

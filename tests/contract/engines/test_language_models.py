@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -21,6 +20,7 @@ from pipelines.engines.openvino.engine import OpenVinoEngine
 from pipelines.engines.openvino.runtime import OpenVinoOptions
 from pipelines.stages.llava import take_language_model
 from tests.contract.engines.conftest import CALIBRATION, LIMITS, relative_error, widen
+from tests.support.scored_logits import scored_logits
 from tests.support.small_models import TRAINED
 from tests.support.specs import quant_spec
 
@@ -116,7 +116,7 @@ def test_logits_without_pictures_are_those_of_the_whole(name: str, tmp_path: Pat
     limits = replace(LIMITS, max_seq_len=512, max_input_len=128)
     OpenVinoEngine().build(wide, limits, tmp_path / "engine", SilentProgress())
     with OpenVinoEngine(OpenVinoOptions(inference_precision="f32", num_threads=1)).open(tmp_path / "engine") as session:
-        assert relative_error(np.array(session.logits(IDS)), expected) <= 1e-4
+        assert relative_error(scored_logits(session, IDS), expected) <= 1e-4
 
 
 @pytest.mark.parametrize("architecture", LANGUAGES)

@@ -33,6 +33,7 @@ from tests.contract.engines.conftest import (
     transformers,
 )
 from tests.support.scheduled import answers, asked, scheduler
+from tests.support.scored_logits import scored_logits
 
 peft = pytest.importorskip("peft")
 FOLDERS = {1: "next_letter", 2: "in_words"}
@@ -65,12 +66,12 @@ def with_peft(workshop: Workshop, name: str) -> Any:
 def test_logits_are_those_of_peft_and_of_merged_weights(workshop: Workshop, engine: Path, name: str) -> None:
     batch, folder = workshop.batch("gemma")[:2], EngineFolder.load(engine)
     scorer = Scorer(folder, StatefulModel(replace(folder, adapter=LoraAdapter.read(FOLDER / name)), F32))
-    found = np.stack([scorer.logits(row.tolist()) for row in batch])
+    found = np.stack([scored_logits(scorer, row.tolist()) for row in batch])
     model = with_peft(workshop, name)
     assert relative_error(found, torch_logits(model, batch)) < 1e-5
     assert relative_error(found, torch_logits(model.merge_and_unload(), batch)) < 1e-5
     plain = Scorer(folder, StatefulModel(folder, F32))
-    assert relative_error(found, np.stack([plain.logits(row.tolist()) for row in batch])) > 0.1
+    assert relative_error(found, np.stack([scored_logits(plain, row.tolist()) for row in batch])) > 0.1
 
 
 def quiz(count: int) -> tuple[list[list[int]], list[Any]]:

@@ -20,6 +20,7 @@ from pipelines.engines.openvino.stateful import StatefulModel, StatefulSequence
 from tests.contract.engines.conftest import LIMITS, Workshop, as_exported, relative_error
 from tests.support.made_once import made_once
 from tests.support.scheduled import answers, asked, scheduler
+from tests.support.scored_logits import scored_logits
 
 ROWS = 24
 TEXT = [2, 388, 774, 15, 27]
@@ -109,10 +110,10 @@ def test_a_table_changes_no_text(workshop: Workshop) -> None:
     """Prompts without rows have the logits of an engine without a table, bit for bit."""
     checkpoint = workshop.float32_checkpoint("llama")
     with workshop.open(checkpoint) as session:
-        expected = session.logits(TEXT)
+        expected = scored_logits(session, TEXT)
     options = OpenVinoOptions(inference_precision="f32", num_threads=1)
     with OpenVinoEngine(options).open(with_table(workshop, "llama")) as session:
-        assert np.array_equal(session.logits(TEXT), expected)
+        assert np.array_equal(scored_logits(session, TEXT), expected)
 
 
 @pytest.fixture(scope="module")

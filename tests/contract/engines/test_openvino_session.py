@@ -19,6 +19,7 @@ from pipelines.engines.openvino.pipeline import open_pipeline
 from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions
 from pipelines.engines.port import SamplingParams
 from tests.contract.engines.conftest import LIMITS, Workshop
+from tests.support.scored_logits import scored_logits
 
 Pair = tuple[list[int], list[int]]
 SILENT = SilentProgress()
@@ -80,7 +81,7 @@ def pairs(session: OpenVinoSession, workshop: Workshop) -> list[Pair]:
 def by_hand(session: OpenVinoSession, pair: Pair) -> tuple[float, bool]:
     """Score a pair from all logits of its sequence."""
     context, continuation = pair
-    logits = session.logits([*context, *continuation][:-1])[len(context) - 1 :].astype(np.float64)
+    logits = scored_logits(session, [*context, *continuation][:-1])[len(context) - 1 :].astype(np.float64)
     logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     chosen = logprobs[np.arange(len(continuation)), continuation]
     return float(chosen.sum()), logits.argmax(axis=1).tolist() == continuation
@@ -256,4 +257,4 @@ def test_generation_with_an_8_bit_kv_cache_runs(kv: KvFormat, workshop: Workshop
     prompts = workshop.tokens("llama")[:4]
     with workshop.open(workshop.checkpoint("llama", QFormat.NONE, kv)) as session:
         first = [generation.token_ids[0] for generation in session.generate(prompts, SamplingParams(4), SILENT)]
-        assert first == [int(session.logits(prompt)[-1].argmax()) for prompt in prompts]
+        assert first == [int(scored_logits(session, prompt)[-1].argmax()) for prompt in prompts]

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from eval.exact import Answered
 from eval.harness import LM_EVAL, EvalResult, EvalSpec, evaluate
-from eval.results import compare_pair, logprob_shift, write_hub
+from eval.results import answers_of, compare_pair, logprob_shift, write_hub
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.engines.port import Generation, SamplingParams
@@ -108,7 +109,7 @@ def test_written_answers_are_paired_as_letters_are(tmp_path: Path) -> None:
     pair = compare_pair(before, after)
     assert (pair.lost, pair.gained, pair.flips) == (1, 0, 2)
     assert logprob_shift(before, after) == (None, None)
-    assert before.chance == 0.0
+    assert Answered.of(answers_of(before)).chance == 0.0
 
 
 def test_examples_are_drawn_as_lm_evals_command_draws_them(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_arc_divides_by_the_length_of_a_choice(tmp_path: Path) -> None:
     normed = run(Scripted(score=score), "arc_challenge", tmp_path, metric="acc_norm")
     assert [(r.choice, r.answer, r.correct) for r in plain.records] == [(0, 2, False)]
     assert [(r.choice, r.answer, r.correct) for r in normed.records] == [(2, 2, True)]
-    assert plain.chance == 0.25
+    assert Answered.of(answers_of(plain)).chance == 0.25
 
 
 def test_hellaswag_from_its_data_folder(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_a_prompt_of_a_million_tokens_is_refused(served: TritonServer, model: st
     error = generate(served, model, "generate", body, kind)
     assert f"{6 * count} characters" in error
     assert "max_input_len=256" in error
-    stack = re.search(r"Max stack size +(\S+)", Path(f"/proc/{served.pid}/limits").read_text())[1]
+    stack = re.search(r"Max stack size +(\S+)", Path(f"/proc/{served._running.pid}/limits").read_text())[1]
     assert stack == "unlimited" or int(stack) >= STACK_BYTES
 
 

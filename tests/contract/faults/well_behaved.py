@@ -112,7 +112,7 @@ class Rounds:
 
 def resident_bytes(server: TritonServer) -> int:
     """Memory of tritonserver and its stubs that is theirs alone; the shared part is a fixed pool."""
-    process = psutil.Process(server.pid)
+    process = psutil.Process(server._running.pid)
     return sum(member.memory_full_info().uss for member in [process, *process.children(recursive=True)])
 
 

@@ -40,7 +40,7 @@ def test_the_assertion_of_the_engine_is_the_reason(repository: Path, tmp_path: P
         ids = {"input_ids": [2, 388], "input_lengths": 2, "request_output_len": 8}
         assert "The engine has failed: Exception from src/cpp" in client.ask("tensorrt_llm", **ids).error
         client.close()
-        assert server.wait(60) == 1
+        assert server._running.wait(60) == 1
         expected = (
             r"its process for model 'tensorrt_llm': exit code 1\. It said: .*Check 'has_block' failed at src/x\.cpp:3"
         )

@@ -92,7 +92,9 @@ def test_all_three_services_answer_on_loopback(echo_server: TritonServer) -> Non
     with urllib.request.urlopen(echo_server.metrics_url, timeout=5) as answer:
         assert b"nv_inference_request_success" in answer.read()
     names = ("http_port", "grpc_port", "metrics_port")
-    listening = [found for found in psutil.Process(echo_server.pid).net_connections() if found.status == "LISTEN"]
+    listening = [
+        found for found in psutil.Process(echo_server._running.pid).net_connections() if found.status == "LISTEN"
+    ]
     assert {found.laddr.port for found in listening} == {echo_server.ports[name] for name in names}
     assert {found.laddr.ip.removeprefix("::ffff:") for found in listening} == {"127.0.0.1"}
 
@@ -103,7 +105,7 @@ def test_a_drain_lets_running_requests_finish_and_leaves_nothing(own_server: Tri
     thread = threading.Thread(target=lambda: answers.append(generate(own_server, "sleep", 8)))
     thread.start()
     time.sleep(0.3)
-    processes, started = family(own_server.pid), time.monotonic()
+    processes, started = family(own_server._running.pid), time.monotonic()
     assert len(processes) == 2  # the server and the stub of its one model
     own_server.stop()
     thread.join()
@@ -116,10 +118,10 @@ def test_a_drain_lets_running_requests_finish_and_leaves_nothing(own_server: Tri
 
 def test_a_killed_server_is_noticed_with_its_signal_and_log(own_server: TritonServer) -> None:
     """Its stub, which would live on for seconds, is gone at once."""
-    processes = family(own_server.pid)
+    processes = family(own_server._running.pid)
     own_server.check()
-    os.kill(own_server.pid, signal.SIGKILL)
-    assert own_server.wait(60) == -signal.SIGKILL
+    os.kill(own_server._running.pid, signal.SIGKILL)
+    assert own_server._running.wait(60) == -signal.SIGKILL
     assert gone(processes)
     with pytest.raises(ServerFailedError, match=r"killed by SIGKILL .*Log: .*logs/server\.log"):
         own_server.check()
@@ -130,7 +132,7 @@ def test_a_server_that_hangs_in_its_crash_handler_is_ended(
 ) -> None:
     """Its other threads still say that it is ready; the handler's first words are in the log."""
     monkeypatch.setattr(crashes, "GRACE_S", 0.5)
-    processes = family(own_server.pid)
+    processes = family(own_server._running.pid)
     own_server.check()
     with own_server.log_file.open("a") as log:
         log.write("Signal (11) received.\n")
@@ -155,7 +157,7 @@ from pathlib import Path
 from pipelines.serving.process import TritonServer
 from pipelines.serving.config import ServingSettings
 with TritonServer(Path(sys.argv[1]), ServingSettings()) as server:
-    print(server.pid, flush=True)
+    print(server._running.pid, flush=True)
     time.sleep(600)
 """
 
@@ -336,9 +338,9 @@ def test_a_model_that_dies_ends_the_server_with_its_own_reason(tmp_path: Path, c
         repository, "fragile", CONFIG.replace('"ensemble"', '"fragile"'), CRASHING.format(cue=str(cue), crash=crash)
     )
     with TritonServer(repository, SETTINGS, log_file=tmp_path / "server.log") as server:
-        processes = family(server.pid)
+        processes = family(server._running.pid)
         cue.touch()
-        assert server.wait(60) is not None
+        assert server._running.wait(60) is not None
         assert gone(processes)
         with pytest.raises(
             ServerFailedError, match=rf"ended while it was in use: its process for model 'fragile': {said}"
@@ -351,8 +353,8 @@ def test_a_model_that_dies_ends_the_server_with_its_own_reason(tmp_path: Path, c
 )
 def test_the_reason_of_a_death_is_not_what_every_start_logs(own_server: TritonServer, number: signal.Signals) -> None:
     """On a machine without GPU every start logs that the CUDA driver is insufficient."""
-    os.kill(own_server.pid, number)
-    own_server.wait(60)
+    os.kill(own_server._running.pid, number)
+    own_server._running.wait(60)
     with pytest.raises(ServerFailedError, match=f"killed by {number.name}") as caught:
         own_server.check()
     assert "CUDA" not in str(caught.value).upper()
