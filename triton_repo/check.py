@@ -12,11 +12,11 @@ from google.protobuf.text_format import ParseError
 from tritonclient.grpc import model_config_pb2 as pb
 
 from pipelines.domain.errors import Fault, UserError
-from pipelines.engines.limits import EngineLimits
+from pipelines.engines.limits import SIZES, EngineLimits
 from pipelines.engines.registry import ServerBackend
 from triton_repo.consistency import config_faults, draft_engine_faults, parameter, tensor_faults
 from triton_repo.generate import parse
-from triton_repo.llmapi import AGAIN, DESCRIPTION, LIMITS, MODEL_YAML, VOCABULARIES, llmapi_faults
+from triton_repo.llmapi import AGAIN, DESCRIPTION, MODEL_YAML, VOCABULARIES, llmapi_faults
 from triton_repo.parameters import OF_NVIDIA
 from triton_repo.tensors import DRAFT, ENCODERS, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
 
@@ -167,7 +167,7 @@ def _description_faults(file: Path, limits: EngineLimits) -> Iterator[Fault]:
         yield Fault(f"{file.name} holds a {type(described).__name__}.", "It must be a mapping.", AGAIN)
         return
     recorded = {**(described.get("limits") or {}), "version": described.get("engine_version")}
-    for name in ("version", "world_size", *LIMITS):
+    for name in ("version", "world_size", *SIZES):
         if name in recorded and recorded[name] != getattr(limits, name):
             yield Fault(
                 f"The repository was made for an engine with {name}={recorded[name]}; the engine in it has "

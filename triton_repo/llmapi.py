@@ -150,7 +150,6 @@ MODEL_YAML = "model.yaml"
 BESIDE_THE_ARGUMENTS = ("model", "backend", "triton_config")
 AGAIN = "Make the repository again: make repository"
 CHECKPOINT_FILES = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
-LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
 
 
 def checkpoint_files(folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from pipelines.checkpoint.adapter_files import AdapterFiles, place
 from pipelines.checkpoint.tokenizer import opened
 from pipelines.domain.adapter import MODULES
 from pipelines.domain.errors import Fault, UserError, refuse
-from pipelines.engines.limits import EngineLimits
+from pipelines.engines.limits import SIZES, EngineLimits
 from pipelines.engines.openvino.memory import KV_BLOCK_TOKENS
 from pipelines.engines.registry import ServerBackend
 from triton_repo import llmapi, parameters
@@ -367,7 +367,7 @@ def write_llmapi(
     text = yaml.safe_dump(model_yaml(arguments, settings), sort_keys=False)
     (out_dir / TENSORRT_LLM / "1" / llmapi.MODEL_YAML).write_text(text, encoding="utf-8")
     description: dict[str, Any] = {
-        "limits": {name: arguments.get(name) for name in llmapi.LIMITS},
+        "limits": {name: arguments.get(name) for name in SIZES},
         "engine_version": None,
         "world_size": spec.world_size,
         "models": [TENSORRT_LLM],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Self
@@ -71,6 +71,14 @@ class StageResult:
     verdict: str
     note: str = ""
     findings: tuple[Finding, ...] = ()
+
+    @classmethod
+    def judged(
+        cls, stage: Place, against: str, findings: Sequence[Finding], worst: str, noise: str, note: str = ""
+    ) -> Self:
+        """Return the verdict that follows from findings; `worst` is the figure if there are none."""
+        verdict = StageVerdict.ACCUSED if findings else StageVerdict.CLEAN
+        return cls(stage, against, findings[0].figure if findings else worst, noise, verdict, note, tuple(findings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +177,5 @@ class Examined:
 
     def result(self, stage: Place, against: str) -> StageResult:
         """Return the verdict on the stage."""
-        return StageResult(
-            stage=stage,
-            against=against,
-            worst=self.findings[0].figure if self.findings else f"{self.worst:.2g} x allowed",
-            noise="1 x",
-            verdict=StageVerdict.ACCUSED if self.findings else StageVerdict.CLEAN,
-            note="" if self.findings or not self.where else f"worst: {self.where}",
-            findings=tuple(self.findings),
-        )
+        note = "" if self.findings or not self.where else f"worst: {self.where}"
+        return StageResult.judged(stage, against, self.findings, f"{self.worst:.2g} x allowed", "1 x", note)

@@ -214,15 +214,9 @@ class _Work:
             if away > max(LIKE_NOISE * noise, LEAST_KL_FP4 if fp4 else LEAST_KL):
                 cause = "its steps are right, but its answers are not those of the decoded checkpoint"
                 findings.append(Finding(None, "graph", f"KL {away:.2g}", cause, AGAIN))
-        return StageResult(
-            Place.CPU_ENGINE,
-            f"{Place.CHECKPOINT}: every step, computed again",
-            findings[0].figure if findings else f"{100 * error:.1g} %",
-            f"{100 * EXACT:g} %, codes {100 * ROUNDED:g} %",
-            StageVerdict.ACCUSED if findings else StageVerdict.CLEAN,
-            note,
-            tuple(findings),
-        )
+        against = f"{Place.CHECKPOINT}: every step, computed again"
+        worst, allowed = f"{100 * error:.1g} %", f"{100 * EXACT:g} %, codes {100 * ROUNDED:g} %"
+        return StageResult.judged(Place.CPU_ENGINE, against, findings, worst, allowed, note)
 
     def _description(self, checkpoint: Checkpoint) -> Iterator[Finding]:
         """Yield what differs between the configurations of the engine and the checkpoint."""

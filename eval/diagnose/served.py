@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eval.diagnose.result import Finding, Place, StageResult, StageVerdict
+from eval.diagnose.result import Finding, Place, StageResult
 from eval.diagnose.servers import Item, OpenAiService, Reply, RightAnswers, Servers, TritonModels
 from pipelines.domain.progress import Progress
 from pipelines.serving.openai.inputs import InputTensor
@@ -197,16 +197,8 @@ def _examined(
             advance(1)
             if findings:
                 break
-    items = len(expected.items)
-    return StageResult(
-        place,
-        f"{expected.before}: greedy answers, token by token, and what they are made of",
-        findings[0].figure if findings else f"0 of {items} differ",
-        f"{ties} near ties",
-        StageVerdict.ACCUSED if findings else StageVerdict.CLEAN,
-        "",
-        tuple(findings),
-    )
+    against = f"{expected.before}: greedy answers, token by token, and what they are made of"
+    return StageResult.judged(place, against, findings, f"0 of {len(expected.items)} differ", f"{ties} near ties")
 
 
 def _preprocessing(client: TritonModels, expected: RightAnswers) -> Found:

@@ -14,6 +14,7 @@ from typing import Any
 from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault
+from pipelines.engines.limits import SIZES
 from pipelines.engines.port import BuildLimits
 from pipelines.engines.tensorrt_llm.config import DECIDED, FLAG, LIST, OPTIONS, BuildOption, BuildSettings
 from pipelines.host.files import MANIFEST
@@ -101,8 +102,6 @@ def described(help_text: str) -> dict[str, OptionInHelp]:
 # holds 16-bit weights, which trtllm-build quantizes (TensorRT-LLM 1.2 `modeling_utils.py`, `preprocess_weights`).
 
 PROGRAM = "trtllm-build"
-ALWAYS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
-"""Limits, which are passed even if they are the defaults, so that a log shows them."""
 NO_BYTES = ("workers", "log_level", "monitor_memory")
 """Options that affect how a build runs but not its output."""
 
@@ -128,7 +127,7 @@ class BuildPaths:
 
 
 def command(build: BuildSettings, limits: BuildLimits, places: BuildPaths) -> list[Part]:
-    """Return the command in parts of one option each; the first is the program."""
+    """Return the command in parts of one option each, with every limit for the log; the first is the program."""
     parts: list[Part] = [(PROGRAM,), ("--checkpoint_dir", places.checkpoint), ("--output_dir", places.output)]
     if places.timing_in is not None:
         parts.append(("--input_timing_cache", places.timing_in))
@@ -138,7 +137,7 @@ def command(build: BuildSettings, limits: BuildLimits, places: BuildPaths) -> li
         if option.key in DECIDED:
             continue
         value = limit.get(option.key, build[option.key])
-        if option.key in ALWAYS or value != option.default:
+        if option.key in SIZES or value != option.default:
             values = () if option.type == FLAG else value if option.type == LIST else (value,)
             parts.append((option.name, *map(str, values)))
     return parts
@@ -148,7 +147,7 @@ def identity(build: BuildSettings) -> dict[str, Any]:
     """Return what determines the engine's bytes: the limits, and the options that differ from the defaults."""
     values = build.every()
     changed = {name for name, option in OPTIONS.items() if name in values and values[name] != option.default}
-    return {key: values[key] for key in sorted(changed - set(NO_BYTES) | {*ALWAYS, "tokens_per_block"})}
+    return {key: values[key] for key in sorted(changed - set(NO_BYTES) | {*SIZES, "tokens_per_block"})}
 
 
 BUILT_ON = "built_on.json"
@@ -242,7 +241,7 @@ def _model(pretrained: dict[str, Any], checkpoint: CheckpointConfig) -> Iterator
 def _limits(built: dict[str, Any], build: BuildSettings, limits: BuildLimits) -> Iterator[Fault]:
     requested = adjusted(build, limits)
     speculative = build.speculative_decoding_mode is not None  # increases these two by the number of draft tokens
-    for name in ALWAYS:
+    for name in SIZES:
         limit, actual = requested[name], built.get(name)
         if speculative and name in ("max_seq_len", "max_num_tokens") and isinstance(actual, int) and actual >= limit:
             continue
@@ -255,7 +254,7 @@ def adjusted(build: BuildSettings, limits: BuildLimits) -> dict[str, int]:
 
     Source: TensorRT-LLM `builder.py` (`_init_max_seq_len`) and `_common.py` (`check_max_num_tokens`).
     """
-    sizes = {name: int(getattr(limits, name)) for name in ALWAYS}
+    sizes = {name: int(getattr(limits, name)) for name in SIZES}
     sizes["max_input_len"] = min(sizes["max_input_len"], sizes["max_seq_len"])
     most = sizes["max_batch_size"] * sizes["max_seq_len"]
     if build["remove_input_padding"] == "disable":
