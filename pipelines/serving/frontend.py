@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from types import TracebackType
 
 from pipelines.domain.benchmark import NO_SLO, Slo
 from pipelines.serving.command_lines import front_command
@@ -73,9 +72,7 @@ class OpenAiFrontend(ServerProcess):
     def _answers(self) -> bool:
         return FRONT_STARTED in self.log_lines() and answers_200(self._host, self._port, "/health")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Let running responses finish, then stop it."""
         if self._process is not None:
             failed = self._process.poll() is not None

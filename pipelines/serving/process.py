@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.host.lifetimes import SupervisedProcess
@@ -203,9 +202,7 @@ class TritonServer(ServerProcess):
                 raise
         raise AssertionError("unreachable")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Drain; a second Ctrl-C during it kills at once."""
         failed = self._process is not None and self._process.poll() is not None
         self.stop()

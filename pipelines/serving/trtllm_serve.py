@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import yaml
@@ -79,9 +78,7 @@ class TrtllmServe(ServerProcess):
         self.restart()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Stop it; a second Ctrl-C during it kills at once."""
         if self._process is not None and self._process.poll() is None:
             self._process.stop(self.settings.drain_timeout_s)
