@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from pipelines.domain.benchmark import NO_SLO, Slo
@@ -137,20 +137,14 @@ def serve(
         UserError: it cannot start.
     """
     started = time.monotonic()
+    server = TritonServer(repository, settings, progress=progress, log_file=log_file, usual_ports=True)
 
-    def run(stack: ExitStack) -> int:
-        server = TritonServer(repository, settings, progress=progress, log_file=log_file, usual_ports=True)
-        if settings.show_log:
-            stack.enter_context(log_shown(server.log_file))
-        stack.enter_context(server)
-        frontend = None
-        if settings.front:
-            frontend = stack.enter_context(OpenAiFrontend(server, slo))
+    def say_where() -> None:
         if not settings.loopback:
             _say_exposure(server)
-        return _watch(server, frontend, lambda: _say_where(server, time.monotonic() - started, prompt))
+        _say_where(server, time.monotonic() - started, prompt)
 
-    return _until_stopped(run)
+    return _run(server, OpenAiFrontend(server, slo) if settings.front else None, say_where)
 
 
 def serve_llm_api(server: TrtllmServe, prompt: str) -> int:
@@ -164,21 +158,16 @@ def serve_llm_api(server: TrtllmServe, prompt: str) -> int:
             say("There is no authentication, and its port takes POST /update_weights and /release_memory too.")
         _say_completion(server.url, server.model, prompt)
 
-    def run(stack: ExitStack) -> int:
-        if server.settings.show_log:
-            stack.enter_context(log_shown(server.log_file))
-        stack.enter_context(server)
-        return _watch(server, None, say_where)
-
-    return _until_stopped(run)
+    return _run(server, None, say_where)
 
 
-def _until_stopped(run: Callable[[ExitStack], int]) -> int:
+def _run(server: TritonServer | TrtllmServe, frontend: OpenAiFrontend | None, say_where: Callable[[], None]) -> int:
     """Run a server; SIGTERM and a closed terminal act like Ctrl-C, which ends it at once while it starts or drains."""
+    shown = log_shown(server.log_file) if server.settings.show_log else nullcontext()
     with signal_handlers((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.default_int_handler):
         try:
-            with ExitStack() as stack:
-                return run(stack)
+            with shown, server, frontend or nullcontext():
+                return _watch(server, frontend, say_where)
         except KeyboardInterrupt:
             say("Stopped immediately.")
             return 130

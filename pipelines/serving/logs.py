@@ -111,11 +111,7 @@ def _failure(model: str, logged: str) -> LoadFailure:
 
 def taken_port(lines: Iterable[str]) -> int | None:
     """Return the port that another program took between our check and the server's start, or None."""
-    for line in lines:
-        match = PORT_TAKEN.search(line)
-        if match:
-            return int(match["port"])
-    return None
+    return next((int(match["port"]) for line in lines if (match := PORT_TAKEN.search(line))), None)
 
 
 def useful_lines(lines: Iterable[str], count: int = 3) -> list[str]:
