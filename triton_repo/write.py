@@ -31,8 +31,7 @@ Array = np.ndarray[Any, Any]
 # The vocabulary file that xgrammar needs in TensorRT-LLM's backend.
 #
 # Source: TensorRT-LLM `examples/generate_xgrammar_tokenizer_info.py` @7ed07f0 and `_xgrammar_tokenizer_info` in
-# `tensorrt_llm/tokenizer/tokenizer.py`: tokens by id as the tokenizer writes them, the tokenizer itself (xgrammar
-# reads
+# `tensorrt_llm/tokenizer/tokenizer.py`: tokens by id as the tokenizer writes them, the tokenizer itself (xgrammar reads
 # from it how tokens become text), and the token that ends an answer.
 
 
@@ -66,15 +65,11 @@ def tokenizer_info(folder: Path) -> dict[str, Any]:
 # Convert a peft LoRA adapter to the two arrays that TensorRT-LLM's Triton backend reads.
 #
 # Source: TensorRT-LLM `examples/hf_lora_convert.py` @05316d3 (layout, scaling) and `tensorrt_llm/lora_manager.py`
-# (module
-# ids). `model.lora_weights.npy` is [1, rows, width]: a row holds A [rank, inputs] and then B [outputs, rank] times
-# the
-# adapter's scaling, both flattened, and zeros up to the widest row. `model.lora_config.npy` is int32 [1, rows, 3]:
-# module
-# id, layer, rank; rank and scaling may differ by row. Rows are sorted by layer and module here; each identifies
-# itself,
-# so their order does not matter. A tensor that the script does not know is skipped there with a line of output, and
-# refused here, because the adapter would silently answer differently.
+# (module ids). `model.lora_weights.npy` is [1, rows, width]: a row holds A [rank, inputs] and then B [outputs, rank]
+# times the adapter's scaling, both flattened, and zeros up to the widest row. `model.lora_config.npy` is int32
+# [1, rows, 3]: module id, layer, rank; rank and scaling may differ by row. Rows are sorted by layer and module here;
+# each identifies itself, so their order does not matter. A tensor that the script does not know is skipped there with a
+# line of output, and refused here, because the adapter would silently answer differently.
 
 WEIGHTS, CONFIG = "model.lora_weights.npy", "model.lora_config.npy"
 PEFT_FILES = (adapter_files.CONFIG, adapter_files.WEIGHTS)
