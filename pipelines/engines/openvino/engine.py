@@ -50,38 +50,6 @@ left out."""
 OUTSIDE = ("model.embed_tokens", "rotary.angles", "model.norm", "lm_head.input")
 
 
-def step_results(
-    folder: EngineFolder, options: OpenVinoOptions, tokens: Sequence[int], first_position: int, layers: range
-) -> dict[str, Array]:
-    """Read a text in float32 and return the results of the steps by the names of their nodes."""
-    exact = options.model_copy(update={"inference_precision": "f32", "dynamic_quantization": "off"})
-    model = folder.read_model()
-    steps = {*OUTSIDE, *(f"model.layers.{layer}.{end}" for layer in layers for end in OF_A_LAYER)}
-    # the block before the first one is its input
-    steps.add(f"model.layers.{layers.start - 1}.mlp_residual")
-    names = []
-    for node in model.get_ordered_ops():
-        name = node.get_friendly_name()
-        if name in steps:
-            result = op.result(node.output(0))
-            result.get_output_tensor(0).add_names({f"step.{name}"})  # the node may have a name already
-            model.add_results([result])
-            names.append(name)
-    request = ov.Core().compile_model(model, "CPU", properties(folder.config, exact, "f32")).create_infer_request()
-    count = len(tokens)
-    positions = np.arange(first_position, first_position + count, dtype=np.int64)
-    request.infer(
-        {
-            "input_ids": np.array([tokens], dtype=np.int64),
-            "attention_mask": np.ones((1, count), dtype=np.int64),
-            "position_ids": positions[None],
-            "beam_idx": np.zeros(1, dtype=np.int32),
-        }
-    )
-    results = {name: np.array(request.get_tensor(f"step.{name}").data[0]) for name in names}
-    return {**results, "logits": np.array(request.get_tensor("logits").data[0])}
-
-
 # A loaded OpenVINO engine: generation with in-flight batching, and scoring.
 
 
@@ -170,13 +138,39 @@ class OpenVinoSession:
         """See `port.LogitsSession.block_outputs`."""
         return GraphBlocks(self.folder, self._options, varied=varied)
 
-    def linear_weights(self) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    def linear_weights(self) -> Iterator[tuple[str, Array]]:
         """See `port.LogitsSession.linear_weights`."""
         return linear_weights(self.folder)
 
-    def step_results(self, tokens: TokenIds, first_position: int, layers: range) -> Mapping[str, np.ndarray[Any, Any]]:
-        """See `port.LogitsSession.step_results`."""
-        return step_results(self.folder, self._options, tokens, first_position, layers)
+    def step_results(self, tokens: TokenIds, first_position: int, layers: range) -> Mapping[str, Array]:
+        """See `port.LogitsSession.step_results`; everything is computed in float32."""
+        exact = self._options.model_copy(update={"inference_precision": "f32", "dynamic_quantization": "off"})
+        model = self.folder.read_model()
+        steps = {*OUTSIDE, *(f"model.layers.{layer}.{end}" for layer in layers for end in OF_A_LAYER)}
+        # the block before the first one is its input
+        steps.add(f"model.layers.{layers.start - 1}.mlp_residual")
+        names = []
+        for node in model.get_ordered_ops():
+            name = node.get_friendly_name()
+            if name in steps:
+                result = op.result(node.output(0))
+                result.get_output_tensor(0).add_names({f"step.{name}"})  # the node may have a name already
+                model.add_results([result])
+                names.append(name)
+        compiled = ov.Core().compile_model(model, "CPU", properties(self.folder.config, exact, "f32"))
+        request = compiled.create_infer_request()
+        count = len(tokens)
+        positions = np.arange(first_position, first_position + count, dtype=np.int64)
+        request.infer(
+            {
+                "input_ids": np.array([tokens], dtype=np.int64),
+                "attention_mask": np.ones((1, count), dtype=np.int64),
+                "position_ids": positions[None],
+                "beam_idx": np.zeros(1, dtype=np.int32),
+            }
+        )
+        results = {name: np.array(request.get_tensor(f"step.{name}").data[0]) for name in names}
+        return {**results, "logits": np.array(request.get_tensor("logits").data[0])}
 
     def _scoring(self) -> Scorer:
         if self._scorer is None:
