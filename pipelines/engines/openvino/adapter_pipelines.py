@@ -262,9 +262,8 @@ class AdapterPipelines:
                 todo="Load it without them, or build it without a table.",
             )
         self._by_task: dict[int | None, AdapterPipeline] = {None: AdapterPipeline(folder, options)}
-        plain = options.model_copy(
-            update={"draft_dir": None}
-        )  # the draft model is meant for the model without an adapter
+        # the draft model is meant for the model without an adapter
+        plain = options.model_copy(update={"draft_dir": None})
         for task, adapter in adapters.items():
             self._by_task[task] = AdapterPipeline(replace(folder, adapter=adapter), plain)
 
