@@ -259,8 +259,6 @@ class LogitsSession(Session, Protocol):
 class Engine(Protocol):
     """An engine that can be built and opened."""
 
-    name: str
-
     def build(self, checkpoint: Path, limits: BuildLimits, out_dir: Path, progress: Progress) -> EngineFacts:
         """Build `out_dir` from a TensorRT-LLM checkpoint folder."""
         ...

@@ -36,7 +36,7 @@ class EngineDescription:
         name: name in manifests, in an engine's config.json and in repository.json.
         setting: value of `engine=` on the command line.
         title: name shown to users.
-        factory: "module:function" that makes its `port.Engine`; empty if this project neither builds nor runs it.
+        factory: "module:callable" that makes its `port.Engine`; empty if this project neither builds nor runs it.
         install: command that installs the packages of the factory.
         identity: "module:function" that maps the build settings to those that determine the engine's bytes; empty
             means the limits alone.
@@ -164,7 +164,7 @@ TENSORRT_LLM = EngineDescription(
     name="tensorrt_llm",
     setting="tensorrt_llm",
     title="TensorRT-LLM",
-    factory="pipelines.engines.tensorrt_llm.engine:make_engine",
+    factory="pipelines.engines.tensorrt_llm.engine:TensorRtEngine",
     install="make shell, NVIDIA's Triton container",
     identity="pipelines.engines.tensorrt_llm.folder:identity",
     recommends="pipelines.engines.tensorrt_llm.advice:recommend_build",

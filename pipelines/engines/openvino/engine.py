@@ -284,8 +284,6 @@ def _generation(handle: genai.GenerationHandle, limits: SamplingParams) -> Gener
 class OpenVinoEngine:
     """Runs a TensorRT-LLM checkpoint on the CPU; implements `port.Engine`."""
 
-    name = "openvino"
-
     def __init__(self, options: OpenVinoOptions | None = None) -> None:
         """Take the options; `head_precision` and `experts` affect what `build` writes."""
         self._options = options or OpenVinoOptions()

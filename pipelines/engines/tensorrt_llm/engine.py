@@ -295,8 +295,6 @@ def _keep_log(out_dir: Path, on_gpu: OnGpu) -> Path:
 class TensorRtEngine:
     """TensorRT engines; implements `port.Engine`."""
 
-    name = "tensorrt_llm"
-
     def __init__(self, build: BuildSettings | None = None, on_gpu: OnGpu | None = None) -> None:
         """Take trtllm-build's options and this machine's GPU, which are required to build but not to open."""
         self._build, self._on_gpu = build or BuildSettings(), on_gpu
@@ -321,8 +319,3 @@ class TensorRtEngine:
 
         refuse(fit_faults(engine_dir))
         return TensorRtSession(engine_dir)
-
-
-def make_engine(**options: Any) -> TensorRtEngine:
-    """Create the engine; options are `build` and `on_gpu`."""
-    return TensorRtEngine(**options)

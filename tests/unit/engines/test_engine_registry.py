@@ -43,4 +43,4 @@ def test_options_reach_the_engine() -> None:
     pytest.importorskip("openvino_genai")
     with pytest.raises(UserError, match=r"inference_precision='f64'.*f32"):
         registry.open_engine("openvino", inference_precision="f64")
-    assert registry.open_engine("openvino", inference_precision="f32").name == "openvino"
+    assert registry.open_engine("openvino", inference_precision="f32")._options.inference_precision == "f32"
