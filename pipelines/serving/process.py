@@ -22,7 +22,6 @@ from pipelines.serving.logs import (
     CrashWatch,
     LoadWatch,
     PortTakenError,
-    ServerFailedError,
     StartCrashError,
     read_log,
     why_ended,
@@ -40,8 +39,6 @@ IDLE_S = 2.0  # without requests in the engine, for the last answers to leave
 RESTARTS_VARIABLE = "TRTLLM_PIPELINES_RESTARTS"  # read by triton_repo/models/preprocessing/model.py
 REQUESTS = re.compile(r'^nv_trt_llm_request_metrics\{[^}]*request_type="(?:active|waiting)"[^}]*\} (\S+)', re.M)
 _number = itertools.count()
-
-__all__ = ["ServerFailedError", "TritonServer"]
 
 
 class ServerProcess:

@@ -23,8 +23,9 @@ from pipelines.serving import logs as crashes
 from pipelines.serving import process as process_module
 from pipelines.serving.config import ServingSettings
 from pipelines.serving.locate import why_no_server
+from pipelines.serving.logs import ServerFailedError
 from pipelines.serving.ports import answers_200
-from pipelines.serving.process import ServerFailedError, TritonServer
+from pipelines.serving.process import TritonServer
 from tests.contract.serving.echo_repository import (
     CONFIG,
     write_echo,
