@@ -51,11 +51,7 @@ class AnswerLog:
         """Return the answer to a request; None if it was not answered yet."""
         return self._answers.get(_key(request))
 
-    def add(self, request: Request, answer: Any) -> None:
-        """Keep an answer; another thread may do so at the same time."""
-        self.add_all([(request, answer)])
-
-    def add_all(self, answered: Iterable[tuple[Request, Any]]) -> None:
+    def add(self, answered: Iterable[tuple[Request, Any]]) -> None:
         """Keep the answers to several requests; another thread or process may do so at the same time."""
         new = {_key(request): answer for request, answer in answered}
         lines = "".join(json.dumps([key, answer], ensure_ascii=False) + "\n" for key, answer in new.items())
@@ -164,7 +160,7 @@ class CachedSession(ExitStack):
             advance(len(requests) - len(missing))
             for places in (missing[at : at + at_once] for at in range(0, len(missing), at_once)):
                 new = ask(self.engine, [inputs[place] for place in places], SilentProgress())
-                self._answers.add_all(zip([requests[place] for place in places], new, strict=True))
+                self._answers.add(zip([requests[place] for place in places], new, strict=True))
                 for place, answer in zip(places, new, strict=True):
                     answers[place] = answer
                 advance(len(places))

@@ -235,7 +235,7 @@ class OpenAiServer:
 
             def work(position: int) -> None:
                 reply = self.send("POST", "/completions", requests[position], len(requests))
-                self.answers.add(requests[position], read[position](reply))
+                self.answers.add([(requests[position], read[position](reply))])
                 advance(1)
 
             with ThreadPoolExecutor(self.concurrency, "eval-client") as pool:
