@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -36,8 +37,8 @@ WORDS = (1, 6, 12, 24, 40)
 """Words of the prompts: a batch of different lengths, the first as short as possible."""
 TEXTS = 64
 """Texts that prompts are taken from."""
-LONGEST = 2560
-"""Tokens of the long prompt, or what the engine takes if that is less."""
+LONGEST, MOST_WORDS = 2560, 2**13 - 1
+"""Tokens of the long prompt, or what the engine takes if that is less; and its words at most."""
 MESSAGES = ("Hello!", "Where does the river begin?")
 
 
@@ -85,12 +86,8 @@ def _item(name: str, text: str, tokenizer: Any) -> Item:
 
 def _longest_prefix(words: Sequence[str], tokenizer: Any, most: int) -> str:
     """Return as many of the first words as have at most so many tokens."""
-    size, step = 0, 1 << 12
-    while step:
-        if size + step <= len(words) and len(_ids(" ".join(words[: size + step]), tokenizer)) <= most:
-            size += step
-        step //= 2
-    return " ".join(words[:size])
+    sizes = range(1, min(len(words), MOST_WORDS) + 1)
+    return " ".join(words[: bisect_right(sizes, most, key=lambda n: len(_ids(" ".join(words[:n]), tokenizer)))])
 
 
 def _chats(tokenizer: Any, model: Path, template: Path | None) -> list[Item]:
@@ -226,7 +223,7 @@ class TritonModels:
         self._url, self.text_model = url, text_model
 
     def ask(self, model: str, inputs: Sequence[Any], outputs: Sequence[str] = ()) -> dict[str, Any]:
-        """Send one request and return the tensors of its last response, with `output_ids` of all joined.
+        """Send one request and return the tensors of its responses, of each name the last.
 
         Raises:
             UserError: the server refuses it or does not respond.
