@@ -16,6 +16,7 @@ docs/accuracy.md explains all this.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -151,10 +152,7 @@ def least_for_go(criteria: Criteria, compared: float = 1) -> int:
     low = high = _least_possible(criteria, level)
     while not _unchanged_is_go(high, criteria, level):
         low, high = high, high + max(high // 8, 1)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _unchanged_is_go(middle, criteria, level) else (middle + 1, high)
-    return low
+    return low + bisect_left(range(low, high), True, key=lambda n: _unchanged_is_go(n, criteria, level))
 
 
 def _least_possible(criteria: Criteria, level: float) -> int:
