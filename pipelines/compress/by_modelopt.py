@@ -26,17 +26,15 @@ from pipelines.compress.contexts import BATCHES, gpu_memory_named, muted
 from pipelines.compress.model_folder import torch_dtype
 from pipelines.compress.one_layer import LayerSource
 from pipelines.compress.postprocess import correct_export
-from pipelines.compress.simulating import LayerQuantizer, prepared, quantize_layers, simulated
+from pipelines.compress.simulating import LayerQuantizer, prepared, simulated
 from pipelines.domain.families import settled
-from pipelines.domain.formats import FORMATS
 from pipelines.domain.progress import Progress
 from pipelines.domain.rotary import both_spellings
 
 # Correct config.json of a unified Hugging Face export so that every reader computes what was quantized.
 #
-# ModelOpt saves through Transformers, and Transformers 5 writes RoPE as `rope_parameters` only. Transformers 4.57,
-# which
-# TensorRT-LLM 1.2 pins, does not read that and would silently fall back to theta 10,000. Both styles are therefore
+# ModelOpt saves through Transformers, and Transformers 5 writes RoPE as `rope_parameters` only. Transformers 4.57, as
+# TensorRT-LLM 1.2 pins it, does not read that and would silently fall back to theta 10,000. Both styles are therefore
 # written, and everything else comes from the source model's own config.json.
 
 
@@ -81,7 +79,7 @@ def quantize_by_modelopt(task: QuantizeTask, out_dir: Path, progress: Progress) 
 def _by_layer(task: QuantizeTask, out_dir: Path, progress: Progress) -> tuple[dict[str, Any], ProgressRecord | None]:
     """Calibrate and export one layer after another, go on where a run was stopped; return facts and the record."""
     source, spec, calibration = task.source, task.spec, task.calibration
-    config, data = prepared(source, spec, task.texts, calibration, task.device, progress)
+    config, data = prepared(task, progress)
     layers = LayerSource(source, task.dtype, task.device, rows=64 * task.split.tp_size)
     files: CheckpointLayout = (
         FolderLayout(layers.layers)
@@ -97,29 +95,19 @@ def _by_layer(task: QuantizeTask, out_dir: Path, progress: Progress) -> tuple[di
     }
     with new_files_removed(out_dir):
         record = ProgressRecord(out_dir, identity)
-        quantizer = LayerQuantizer(
-            layers,
-            source.shape.family,
-            config,
-            data,
-            record.folder,
-            cache_alone=spec.cache_alone,
-            sequential=FORMATS[spec.quant.qformat].sequential,
-        )
-        quantize_layers(quantizer, layers, files, out_dir, record, calibration.seed, progress)
+        LayerQuantizer(layers, task, config, data, record.folder).write(files, out_dir, record, progress)
     return {"calibration": calibration_facts(data, record.notes["seconds"])}, record
 
 
 def _whole(task: QuantizeTask, out_dir: Path, progress: Progress) -> tuple[dict[str, Any], ProgressRecord | None]:
     """Calibrate and export the whole model in memory; return facts, with the record of a search and of experts."""
-    began, source, dtype = time.monotonic(), task.source, torch_dtype(task.dtype)
-    done = simulated(source, task.spec, task.texts, task.calibration, task.dtype, task.device, progress)
+    began, dtype = time.monotonic(), torch_dtype(task.dtype)
+    model, data, facts = simulated(task, progress)
     out_dir.mkdir(parents=True, exist_ok=True)
     with progress.task("exporting", None):
         if task.layout == "hugging_face":
-            modelopt_door.export_unified(done.model, dtype, out_dir)
+            modelopt_door.export_unified(model, dtype, out_dir)
         else:
             split = {"tp_size": task.split.tp_size, "pp_size": task.split.pp_size}
-            modelopt_door.export(done.model, source.shape.family, dtype, out_dir, **split)
-    facts = {"calibration": calibration_facts(done.data, time.monotonic() - began)}
-    return facts | {name: each for name in ("search", "experts") if (each := getattr(done, name))}, None
+            modelopt_door.export(model, task.source.shape.family, dtype, out_dir, **split)
+    return {"calibration": calibration_facts(data, time.monotonic() - began), **facts}, None

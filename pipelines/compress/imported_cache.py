@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from pipelines.checkpoint.config_json import KV_SCALE
 from pipelines.checkpoint.read import Checkpoint, dequantize
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.checkpoint.unified import linear_shapes
-from pipelines.compress.by_tensor import QuantizeTask
+from pipelines.compress.by_tensor import LINEARS, QuantizeTask
 from pipelines.compress.calibration import CalibrationSet, seed_everything
 from pipelines.compress.checkpoint_layout import RanksLayout
 from pipelines.compress.config import QuantSettings
@@ -32,20 +33,14 @@ from pipelines.domain.progress import PARTIAL, Progress
 class DecodedWeights(ModelWeights):
     """The tensors of a model folder, with the linears of a checkpoint instead of those of its layers."""
 
-    def __init__(self, source: ModelFolder, checkpoint: Checkpoint, modules: Mapping[str, tuple[str, ...]]) -> None:
-        """Compute which rows of which linear of the checkpoint each linear of the folder is.
-
-        Args:
-            source: the folder.
-            checkpoint: of one rank.
-            modules: linear of a layer of the checkpoint -> linears of the folder that it consists of, in order.
-        """
+    def __init__(self, source: ModelFolder, checkpoint: Checkpoint) -> None:
+        """Compute which rows of which linear of the checkpoint, of one rank, each linear of the folder is."""
         super().__init__(source)
         self._checkpoint = checkpoint
         shapes = linear_shapes(source.shape)
         self._rows: dict[str, tuple[str, int, tuple[int, int]]] = {}
         for layer in range(source.shape.num_hidden_layers):
-            for module, names in modules.items():
+            for module, names in LINEARS.items():
                 start = 0
                 for name in names:
                     weight = f"model.layers.{layer}.{name}.weight"
@@ -75,31 +70,29 @@ class DecodedWeights(ModelWeights):
 
 
 def calibrated_scales(
-    task: QuantizeTask, out_dir: Path, modules: Mapping[str, tuple[str, ...]], progress: Progress
+    task: QuantizeTask, out_dir: Path, progress: Progress
 ) -> tuple[dict[str, torch.Tensor], CalibrationSet | None]:
     """Return the scales of the KV cache under their names in the checkpoint, and what they were calibrated on.
 
     Args:
         task: the quantized folder, and what to calibrate the cache on.
         out_dir: the checkpoint, with all weights; hidden states are in it meanwhile.
-        modules: see `DecodedWeights`.
         progress: shows the layers.
     """
-    source, calibration = task.source, task.calibration
-    cache = QuantSpec(QuantSettings(qformat=QFormat.NONE), task.spec.kv_cache)
+    cache = replace(task, spec=QuantSpec(QuantSettings(qformat=QFormat.NONE), task.spec.kv_cache))
     scales, folder = {}, out_dir / PARTIAL
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     folder.mkdir()
     try:
         with muted():
-            config, data = prepared(source, cache, task.texts, calibration, task.device, progress)
-            weights = DecodedWeights(source, Checkpoint.open(out_dir), modules)
-            layers = LayerSource(source, task.dtype, task.device, weights=weights)
-            quantizer = LayerQuantizer(layers, source.shape.family, config, data, folder, cache_alone=True)
+            config, data = prepared(cache, progress)
+            weights = DecodedWeights(task.source, Checkpoint.open(out_dir))
+            layers = LayerSource(task.source, task.dtype, task.device, weights=weights)
+            quantizer = LayerQuantizer(layers, cache, config, data, folder)
             exported, layout = folder / "layer", RanksLayout(1, 1, 1)
             with progress.task("calibrating the KV cache", layers.layers, "layers") as advance:
                 for number in range(layers.layers):
-                    seed_everything(calibration.seed)
+                    seed_everything(task.calibration.seed)
                     quantizer.export(number, layout, exported)
                     file = TensorFile(exported / "rank0.safetensors")
                     for name in file:

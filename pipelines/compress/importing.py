@@ -183,7 +183,7 @@ def import_folder(task: QuantizeTask, out_dir: Path, progress: Progress) -> dict
         from pipelines.compress import imported_cache, modelopt_door
 
         with gpu_memory_named("calibrating the KV cache", BATCHES):
-            calibrated, data = imported_cache.calibrated_scales(task, out_dir, LINEARS, progress)
+            calibrated, data = imported_cache.calibrated_scales(task, out_dir, progress)
         tool = {"nvidia-modelopt": modelopt_door.VERSION}
         for name in scales:
             files.write(name, calibrated[name])

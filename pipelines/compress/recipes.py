@@ -63,12 +63,6 @@ def modelopt_config(spec: QuantSpec, family: Family, preset: Callable[[str], Con
     return config
 
 
-def has_cache(config: Config) -> bool:
-    """Return whether a configuration quantizes the KV cache."""
-    entries = config["quant_cfg"]
-    return KV_PATTERN in (entries if isinstance(entries, dict) else [entry["quantizer_name"] for entry in entries])
-
-
 def candidate_configs(spec: QuantSpec, family: Family, preset: Callable[[str], Config]) -> dict[QFormat, Config]:
     """Return the configuration of every format that a search chooses from."""
     configs = {each: modelopt_config(QuantSpec(spec.quant.of(each)), family, preset) for each in spec.quant.mixed}

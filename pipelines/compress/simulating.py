@@ -7,7 +7,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 
 from pipelines.compress import gptq, modelopt_door
+from pipelines.compress.by_tensor import QuantizeTask, Split
 from pipelines.compress.calibration import (
     CalibrationSet,
     ProgressRecord,
@@ -31,7 +31,6 @@ from pipelines.compress.contexts import f32_products, muted
 from pipelines.compress.loading import load_model, load_tokenizer
 from pipelines.compress.model_folder import (
     EMBEDDING,
-    ModelFolder,
     TensorWriter,
     look_at,
     pick_device,
@@ -40,31 +39,13 @@ from pipelines.compress.model_folder import (
 )
 from pipelines.compress.moments import observed
 from pipelines.compress.one_layer import HiddenStates, LayerSource, true_name
-from pipelines.compress.recipes import Config, has_cache, modelopt_config
+from pipelines.compress.recipes import Config, modelopt_config
 from pipelines.compress.searching import search_mix
 from pipelines.compress.specs import QuantSpec
 from pipelines.compress.traced import PARTS, TracedModel
 from pipelines.domain.errors import UserError
-from pipelines.domain.families import Family
-from pipelines.domain.formats import FORMATS
+from pipelines.domain.formats import FORMATS, KvFormat
 from pipelines.domain.progress import SILENT, Progress
-
-
-@dataclass(frozen=True, slots=True)
-class WholeSimulation:
-    """A model that simulates its format.
-
-    Attributes:
-        model: in Transformers, calibrated.
-        data: what it was calibrated on; None if nothing was.
-        search: record of the search that chose the format of each linear; None without.
-        experts: see `expert_coverage`; None for a dense model.
-    """
-
-    model: torch.nn.Module
-    data: CalibrationSet | None
-    search: dict[str, Any] | None = None
-    experts: dict[str, Any] | None = None
 
 
 def fake_quantized_model(
@@ -85,40 +66,38 @@ def fake_quantized_model(
         UserError: as for `quantize`.
     """
     source = look_at(model_dir)
+    picked, device = pick_dtype(source, spec.quant.dtype), pick_device(device)
+    task = QuantizeTask(source, spec, texts, calibration, Split(), picked, device, "tensorrt_llm")
     with muted():
-        picked = pick_dtype(source, spec.quant.dtype)
-        model = simulated(source, spec, texts, calibration, picked, pick_device(device), progress).model
+        model, _, _ = simulated(task, progress)
         modelopt_door.merge_fused_scales(model, source.shape.family, torch_dtype(picked))
     return model.requires_grad_(False)  # again: calibration replaces some weights with new parameters
 
 
-def simulated(
-    source: ModelFolder,
-    spec: QuantSpec,
-    texts: Iterable[str],
-    calibration: CalibrationSettings,
-    dtype: str,
-    device: str,
-    progress: Progress,
-) -> WholeSimulation:
-    """Load the model, insert quantizers and calibrate them; a format without quantizers leaves it unchanged."""
-    config, data = prepared(source, spec, texts, calibration, device, progress)
-    search, experts, form = None, None, FORMATS[spec.quant.qformat]
+def simulated(task: QuantizeTask, progress: Progress) -> tuple[torch.nn.Module, CalibrationSet | None, dict[str, Any]]:
+    """Load the model, insert quantizers and calibrate them; a format without quantizers leaves it unchanged.
+
+    Returns:
+        the model; what it was calibrated on, None if nothing was; and facts: the record of a `search`, or
+        `expert_coverage` of the `experts` of a mixture.
+    """
+    config, data = prepared(task, progress)
+    family, form, facts = task.source.shape.family, FORMATS[task.spec.quant.qformat], dict[str, Any]()
     with progress.task("loading the model", None):
-        model = load_model(source, dtype, device)
+        model = load_model(task.source, task.dtype, task.device)
     if config is not None and data is not None and (form.sequential or form.tuning == "awq"):
-        _replace_layers(model, source, config, data, dtype, device, progress, sequential=form.sequential)
+        _replace_layers(model, task, config, data, progress)
     elif config is not None:
-        forward = None if data is None else forward_passes(data, progress, device)
+        forward = None if data is None else forward_passes(data, progress, task.device)
         with f32_products(), experts_counted(model) as counts:
             model = modelopt_door.simulate(model, config, forward)
         check_calibrated(model)
         if counts:
-            experts = expert_coverage(counts, progress)
-    elif spec.searches and data is not None:
-        model, search = search_mix(model, spec, source.shape.family, data, progress, device)
+            facts["experts"] = expert_coverage(counts, progress)
+    elif task.spec.searches and data is not None:
+        model, facts["search"] = search_mix(model, task.spec, family, data, progress, task.device)
         check_calibrated(model)
-    return WholeSimulation(model, data, search, experts)
+    return model, data, facts
 
 
 @contextmanager
@@ -161,23 +140,11 @@ def expert_coverage(counts: Mapping[str, torch.Tensor], progress: Progress) -> d
     return {"tokens": {name: tokens.tolist() for name, tokens in counts.items()}, "unreached": unreached}
 
 
-def _replace_layers(
-    model: Any,
-    source: ModelFolder,
-    config: Config,
-    data: CalibrationSet,
-    dtype: str,
-    device: str,
-    progress: Progress,
-    *,
-    sequential: bool,
-) -> None:
+def _replace_layers(model: Any, task: QuantizeTask, config: Config, data: CalibrationSet, progress: Progress) -> None:
     """Put layers into a model that are quantized one after another, as those of a checkpoint are; in place."""
-    layers = LayerSource(source, dtype, device)
+    layers = LayerSource(task.source, task.dtype, task.device)
     with TemporaryDirectory() as folder, progress.task("quantizing", layers.layers, "layers") as advance:
-        quantizer = LayerQuantizer(
-            layers, source.shape.family, config, data, Path(folder), cache_alone=False, sequential=sequential
-        )
+        quantizer = LayerQuantizer(layers, task, config, data, Path(folder))
         for number in range(layers.layers):
             layer = quantizer.simulated(number).model.layers[0]
             layer.self_attn.layer_idx = number
@@ -185,14 +152,7 @@ def _replace_layers(
             advance(1)
 
 
-def prepared(
-    source: ModelFolder,
-    spec: QuantSpec,
-    texts: Iterable[str],
-    calibration: CalibrationSettings,
-    device: str,
-    progress: Progress,
-) -> tuple[Config | None, CalibrationSet | None]:
+def prepared(task: QuantizeTask, progress: Progress) -> tuple[Config | None, CalibrationSet | None]:
     """Return ModelOpt's configuration, None without quantizers or for a search, and the batches to calibrate on.
 
     There are none for a format whose weights are rounded by what they are alone.
@@ -200,19 +160,20 @@ def prepared(
     Raises:
         UserError: this ModelOpt does not support the format on this device, the texts are empty.
     """
+    source, spec, calibration = task.source, task.spec, task.calibration
     seed_everything(calibration.seed)
     quant, size = spec.quant, calibration.sequences_for(spec.quant.qformat)
-    modelopt_door.check_supported(quant, device)
+    modelopt_door.check_supported(quant, task.device)
     config = modelopt_config(spec, source.shape.family, modelopt_door.preset)
     if config is None and not spec.searches:
         return None, None
     if quant.scoring_texts is not None:
         size = min(size, max(SEARCH_CAP, quant.scoring_texts))
-    if device == "cuda":
+    if task.device == "cuda":
         modelopt_door.load_kernels(quant.formats, spec.kv_cache, progress)
     if not spec.reads_texts:
         return config, None
-    return config, make_batches(texts, load_tokenizer(source), calibration, size)
+    return config, make_batches(task.texts, load_tokenizer(source), calibration, size)
 
 
 def check_calibrated(model: Any, name_of: Callable[[str], str] = str) -> Any:
@@ -307,12 +268,10 @@ def _bound(quantizer: Any) -> float | None:
 # Quantize a model layer by layer: memory holds one layer, however many the model has.
 #
 # Calibration by ModelOpt is exact this way: each of its passes runs the layers one after another, and what it does
-# between passes and at the end concerns one layer at a time. So the inputs of a layer in a pass are the outputs of
-# the
+# between passes and at the end concerns one layer at a time. So the inputs of a layer in a pass are the outputs of the
 # layer before it in the same pass, which `HiddenStates` keeps on disk. GPTQ calibrates a layer on the outputs of the
 # quantized layers before it: all its passes read the same inputs, and one more pass, through the quantized layer,
-# writes
-# those of the next. The files are those of an export of the whole model, byte for byte.
+# writes those of the next. The files are those of an export of the whole model, byte for byte.
 
 
 class LayerQuantizer:
@@ -321,28 +280,22 @@ class LayerQuantizer:
     def __init__(
         self,
         source: LayerSource,
-        family: Family,
+        task: QuantizeTask,
         config: Config | None,
         data: CalibrationSet | None,
         folder: Path,
-        *,
-        cache_alone: bool,
-        sequential: bool = False,
     ) -> None:
         """Prepare; nothing is computed.
 
         Args:
             source: the layers.
-            family: of the model.
+            task: the model, its formats, and the seed.
             config: ModelOpt's configuration; None leaves the layers in 16 bit.
             data: what to calibrate on; None if weights are rounded by what they are alone.
             folder: for hidden states; it exists.
-            cache_alone: whether only the scales of the KV cache depend on `data`.
-            sequential: whether GPTQ rounds each layer on the outputs of the rounded layers before it.
         """
-        self._source, self._family, self._config = source, family, config
+        self._source, self._task, self._config = source, task, config
         self._states = HiddenStates(folder, source, data) if data is not None else None
-        self._cache_alone, self._sequential = cache_alone, sequential
 
     def export(self, number: int, layout: CheckpointLayout, exported: Path) -> None:
         """Calibrate layer `number`, the next one, and export it as a model of one layer.
@@ -352,7 +305,8 @@ class LayerQuantizer:
         """
         model, dtype = self.simulated(number), self._source.dtype
         if isinstance(layout, RanksLayout):  # only the layer is split, over tensor-parallel ranks
-            modelopt_door.export(model, self._family, dtype, exported, tp_size=layout.tp_size, pp_size=1)
+            family = self._task.source.shape.family
+            modelopt_door.export(model, family, dtype, exported, tp_size=layout.tp_size, pp_size=1)
         else:
             modelopt_door.export_unified(model, dtype, exported)
 
@@ -366,7 +320,8 @@ class LayerQuantizer:
 
     def _calibrated(self, model: Any, number: int, config: Config) -> Any:
         """Return a model with calibrated quantizers, and keep the inputs of the next layer."""
-        states, last = self._states, number + 1 == self._source.layers
+        states, spec, last = self._states, self._task.spec, number + 1 == self._source.layers
+        rounds_cache = spec.kv_cache is not KvFormat.AUTO
 
         def shown(name: str) -> str:
             return true_name(name, number)
@@ -376,12 +331,10 @@ class LayerQuantizer:
         states.drop_before(number)
         if number == 0:
             states.begin()
-        if not self._sequential:
-            passes = states.passes(
-                number, write=not last, cache_alone=self._cache_alone, rounds_cache=has_cache(config)
-            )
+        if not FORMATS[spec.quant.qformat].sequential:
+            passes = states.passes(number, write=not last, cache_alone=spec.cache_alone, rounds_cache=rounds_cache)
             return check_calibrated(modelopt_door.simulate(model, config, passes), shown)
-        cache = states.passes(number, write=False, cache_alone=True) if has_cache(config) else None
+        cache = states.passes(number, write=False, cache_alone=True) if rounds_cache else None
         model = check_calibrated(modelopt_door.simulate(model, config, cache), shown)
         linears = modelopt_door.rounded_linears(model)
         with modelopt_door.unrounded(linears.values()), observed(linears, ending=True) as hessians:
@@ -391,45 +344,37 @@ class LayerQuantizer:
             states.passes(number)(model)
         return model
 
+    def write(self, layout: CheckpointLayout, out_dir: Path, record: ProgressRecord, progress: Progress) -> None:
+        """Quantize every layer that `record` does not know yet, and write the checkpoint as ModelOpt would export it.
 
-def quantize_layers(
-    quantizer: LayerQuantizer,
-    source: LayerSource,
-    layout: CheckpointLayout,
-    out_dir: Path,
-    record: ProgressRecord,
-    seed: int,
-    progress: Progress,
-) -> None:
-    """Quantize every layer that `record` does not know yet, and write the checkpoint as ModelOpt would export it.
-
-    Raises:
-        UserError: as for `LayerQuantizer.export`; a file of the model ends early; the disk has too little space.
-    """
-    vocab_size = source.weights.shape(EMBEDDING)[0]
-    exported, left = record.folder / "layer", source.layers - record.layers
-    writer = layout.reopen(out_dir) if record.layers else None
-    record.announce(source.layers, progress)
-    with progress.task("quantizing", left, "layers") as advance, ExitStack() as after:
-        gc.freeze()  # each garbage collection would traverse all imported modules, 0.3 s
-        after.callback(gc.unfreeze)
-        for number in range(record.layers, source.layers):
-            shutil.rmtree(exported, ignore_errors=True)
-            seed_everything(seed)  # so that a layer does not depend on whether the run was stopped before it
-            began = time.monotonic()
-            quantizer.export(number, layout, exported)
-            if writer is None:
-                writer = layout.create(exported, out_dir, vocab_size)
-                _copy(writer, layout.others(exported))
-                layout.finish(exported, out_dir)
-            _copy(writer, layout.layer(exported, number))
-            writer.sync()
-            record.notes["seconds"] = record.notes.get("seconds", 0.0) + time.monotonic() - began
-            record.complete(number + 1)
-            advance(1)
-            gc.collect()  # ModelOpt's modules refer to each other in cycles, which would keep several layers alive
-    assert writer is not None, "a model has layers"
-    copy_vocabulary(writer, source.weights, source.head, source.dtype, layout, vocab_size, progress)
+        Raises:
+            UserError: as for `export`; a file of the model ends early; the disk has too little space.
+        """
+        source = self._source
+        vocab_size = source.weights.shape(EMBEDDING)[0]
+        exported, left = record.folder / "layer", source.layers - record.layers
+        writer = layout.reopen(out_dir) if record.layers else None
+        record.announce(source.layers, progress)
+        with progress.task("quantizing", left, "layers") as advance, ExitStack() as after:
+            gc.freeze()  # each garbage collection would traverse all imported modules, 0.3 s
+            after.callback(gc.unfreeze)
+            for number in range(record.layers, source.layers):
+                shutil.rmtree(exported, ignore_errors=True)
+                seed_everything(self._task.calibration.seed)  # else a layer would depend on where a run was stopped
+                began = time.monotonic()
+                self.export(number, layout, exported)
+                if writer is None:
+                    writer = layout.create(exported, out_dir, vocab_size)
+                    _copy(writer, layout.others(exported))
+                    layout.finish(exported, out_dir)
+                _copy(writer, layout.layer(exported, number))
+                writer.sync()
+                record.notes["seconds"] = record.notes.get("seconds", 0.0) + time.monotonic() - began
+                record.complete(number + 1)
+                advance(1)
+                gc.collect()  # ModelOpt's modules refer to each other in cycles, which would keep several layers alive
+        assert writer is not None, "a model has layers"
+        copy_vocabulary(writer, source.weights, source.head, source.dtype, layout, vocab_size, progress)
 
 
 def _copy(writer: TensorWriter, tensors: Copies) -> None:

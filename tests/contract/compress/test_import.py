@@ -18,6 +18,7 @@ from pipelines.checkpoint.tensors import TensorFile
 from pipelines.checkpoint.verify import verify
 from pipelines.compress import modelopt_door
 from pipelines.compress.by_modelopt import correct_unified
+from pipelines.compress.by_tensor import QuantizeTask, Split
 from pipelines.compress.contexts import muted
 from pipelines.compress.model_folder import look_at
 from pipelines.compress.quantizing import quantize
@@ -462,9 +463,10 @@ def test_a_mix_of_modelopt_keeps_the_format_of_each_linear(texts, tmp_path) -> N
     tuning = {"group_size": 64, "awq_alpha_step": 0.5}
     spec = mix_spec((QFormat.FP8, QFormat.INT4_AWQ), 6.0, KvFormat.FP8, texts=4, **tuning)
     facts = quantize(source, tmp_path / "expected", spec, texts, CALIBRATION)
-    done = simulated(look_at(source), spec, texts, CALIBRATION, "bfloat16", "cpu", SilentProgress())
+    task = QuantizeTask(look_at(source), spec, texts, CALIBRATION, Split(), "bfloat16", "cpu", "tensorrt_llm")
+    model, _, _ = simulated(task, SilentProgress())
     with muted():
-        modelopt_door.export_unified(done.model, torch.bfloat16, tmp_path / "given")
+        modelopt_door.export_unified(model, torch.bfloat16, tmp_path / "given")
     correct_unified(tmp_path / "given", json.loads((source / "config.json").read_text()), "bfloat16")
     shutil.copy(source / "tokenizer.json", tmp_path / "given")
     assert len(set(facts["formats"].values())) > 1
