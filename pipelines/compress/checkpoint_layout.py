@@ -17,15 +17,14 @@ from typing import Any, NamedTuple
 import torch
 
 from pipelines.checkpoint.config_json import CheckpointConfig
+from pipelines.checkpoint.read import split_axis
 from pipelines.checkpoint.tensors import ITEM_BYTES, TensorInfo, read_header
 from pipelines.checkpoint.verify import expected_tensors
-from pipelines.compress.model_folder import EMBEDDING, FIRST, HEAD, ModelWeights, TensorWriter
+from pipelines.compress.model_folder import EMBEDDING, FIRST, HEAD, ModelWeights, TensorWriter, true_name
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import Progress
 
 _SHARD_BYTES = 10 * 10**9  # ModelOpt's default
-
-
 _LAYERS = "transformer.layers."
 _COPIED = {"transformer.vocab_embedding.weight": EMBEDDING, "lm_head.weight": HEAD}
 
@@ -74,18 +73,15 @@ class RanksLayout:
         return TensorWriter(out_dir, self._names())
 
     def layer(self, exported: Path, number: int) -> Copies:
-        """Yield where each tensor of the exported layer goes, and where it is now."""
-        for tp_rank in range(self.tp_size):
-            for name, info in read_header(exported / self._file(0, tp_rank)).items():
-                if name.startswith(_LAYERS):
-                    yield self.place(tp_rank, _renumbered(name, number)), exported / self._file(0, tp_rank), info
+        """Yield where each tensor of the exported layer goes, and where it is now.
 
-    def others(self, exported: Path) -> Copies:
-        """Yield the same for tensors outside of layers that the export of one layer contains as they are."""
+        With the first layer go the tensors outside of layers that an export of one layer contains as they are.
+        """
         for tp_rank in range(self.tp_size):
-            for name, info in read_header(exported / self._file(0, tp_rank)).items():
-                if not name.startswith(_LAYERS) and name not in _COPIED:
-                    yield self.place(tp_rank, name), exported / self._file(0, tp_rank), info
+            file = exported / self._file(0, tp_rank)
+            for name, info in read_header(file).items():
+                if name.startswith(_LAYERS) or (number == 0 and name not in _COPIED):
+                    yield self.place(tp_rank, _renumbered(name, number)), file, info
 
     def copied(self, writer: TensorWriter, vocab_size: int) -> Iterator[tuple[TensorPlace, Rows]]:
         """Yield the tensors that are copied from the model folder; `Rows.source` is EMBEDDING or HEAD.
@@ -127,9 +123,6 @@ def _renumbered(name: str, number: int) -> str:
     return f"{_LAYERS}{number}.{name.split('.', 3)[3]}" if name.startswith(_LAYERS) else name
 
 
-_BY_INPUTS = ("attention.dense.weight", "mlp.proj.weight")  # and the scales of those weights
-"""Split over ranks by their inputs; all other tensors of linears by their outputs."""
-_BY_OUTPUTS = ("mlp.fc", "mlp.gate")
 _OF_EXPERTS = ("mlp.fc.weight", "mlp.proj.weight")  # and their scales
 
 
@@ -163,31 +156,21 @@ class RankFiles:
 
         With more ranks than key and value heads, neighbouring ranks have the same head.
         """
-        config, shape, tp_size = self._config, self._shape, self._config.tp_size
-        if tp_size == 1 or whole.shape == (1,):
-            return whole
-        of_experts = config.experts is not None and name.startswith(_OF_EXPERTS)
-        if of_experts and whole.dim() > 1:  # [E, 1] is a scale of each expert; up and gate are one
+        config, shape, parts = self._config, self._shape, self._config.tp_size
+        of_experts = config.experts is not None and name.startswith(_OF_EXPERTS) and whole.dim() > 1
+        if of_experts:
             number, rank = rank % config.moe_ep_size, rank // config.moe_ep_size
-            whole, shared = whole.chunk(config.moe_ep_size)[number], tp_size // config.moe_ep_size
-            if whole.dim() == 2:
-                return whole
-            if name.startswith(_BY_INPUTS):
-                return whole.chunk(shared, dim=2)[rank]
-            return torch.cat([half.chunk(shared, dim=1)[rank] for half in whole.chunk(2, dim=1)], dim=1)
-        if name.startswith(_BY_INPUTS):
-            return whole.chunk(tp_size, dim=1)[rank]
-        if name.startswith("mlp.fc") and shape.family.fused_linears:
-            return torch.cat([half.chunk(tp_size)[rank] for half in whole.chunk(2)])
-        if name.startswith(_BY_OUTPUTS):
-            return whole.chunk(tp_size)[rank]
-        if not name.startswith("attention.qkv."):
+            whole, parts = whole.chunk(config.moe_ep_size)[number], parts // config.moe_ep_size
+        is_scale = of_experts and whole.dim() == 2  # [E, 1], one of each expert
+        if parts == 1 or is_scale or (axis := split_axis(name, tuple(whole.shape))) is None:
             return whole
-        heads = (shape.num_attention_heads, *[shape.num_key_value_heads] * 2)
-        width = len(whole) // sum(heads)  # of a head, or half of it where two outputs share a byte
-        rows = torch.split(whole, [count * width for count in heads])
-        parts = [min(count, tp_size) for count in heads]
-        return torch.cat([each.chunk(n)[rank * n // tp_size] for each, n in zip(rows, parts, strict=True)])
+        if name.startswith("attention.qkv."):
+            heads = (shape.num_attention_heads, *[shape.num_key_value_heads] * 2)
+            width = len(whole) // sum(heads)  # of a head, or half of it where two outputs share a byte
+            each = zip(torch.split(whole, [count * width for count in heads]), heads, strict=True)
+            return torch.cat([rows.chunk(n := min(count, parts))[rank * n // parts] for rows, count in each])
+        two = name.startswith("mlp.fc") and (of_experts or shape.family.fused_linears)  # up and gate are one
+        return torch.cat([half.chunk(parts, axis)[rank] for half in whole.chunk(2 if two else 1, axis)], axis)
 
 
 class FolderLayout:
@@ -205,8 +188,7 @@ class FolderLayout:
         tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
         for name, info in read_header(exported / self._FILE).items():
             if name.startswith(FIRST):
-                rest = name.removeprefix(FIRST)
-                tensors |= {f"model.layers.{n}.{rest}": (info.dtype, info.shape) for n in range(self._layers)}
+                tensors |= {true_name(name, number): (info.dtype, info.shape) for number in range(self._layers)}
             else:
                 copied = name in (EMBEDDING, HEAD)
                 tensors[name] = (info.dtype, (vocab_size, *info.shape[1:]) if copied else info.shape)
@@ -230,14 +212,8 @@ class FolderLayout:
     def layer(self, exported: Path, number: int) -> Copies:
         """See `RanksLayout.layer`."""
         for name, info in read_header(exported / self._FILE).items():
-            if name.startswith(FIRST):
-                yield self._place(f"model.layers.{number}.{name.removeprefix(FIRST)}"), exported / self._FILE, info
-
-    def others(self, exported: Path) -> Copies:
-        """See `RanksLayout.others`."""
-        for name, info in read_header(exported / self._FILE).items():
-            if not name.startswith(FIRST) and name not in (EMBEDDING, HEAD):
-                yield self._place(name), exported / self._FILE, info
+            if name.startswith(FIRST) or (number == 0 and name not in (EMBEDDING, HEAD)):
+                yield self._place(true_name(name, number)), exported / self._FILE, info
 
     def copied(self, writer: TensorWriter, vocab_size: int) -> Iterator[tuple[TensorPlace, Rows]]:
         """See `RanksLayout.copied`."""

@@ -115,6 +115,12 @@ EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.no
 FIRST = "model.layers.0."
 """Prefix of the tensors of the first layer."""
 
+
+def true_name(name: str, number: int) -> str:
+    """Return the name in the whole model of what is in layer `number`, by its name in a model of one layer."""
+    return f"model.layers.{number}.{name.removeprefix(FIRST)}" if name.startswith(FIRST) else name
+
+
 CHUNK_BYTES = 32 * 2**20
 """Bytes of an embedding or a file that are in memory at a time."""
 

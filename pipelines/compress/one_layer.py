@@ -22,7 +22,6 @@ from pipelines.compress.calibration import CalibrationSet, PassEnded, checked
 from pipelines.compress.loading import hf_config, plain_torch
 from pipelines.compress.model_folder import (
     EMBEDDING,
-    FIRST,
     HEAD,
     NORM,
     ModelFolder,
@@ -322,8 +321,3 @@ def run_layer(layer: torch.nn.Module, hidden_bth: torch.Tensor, arguments: dict[
         return states
 
     return checked(layer, run, lambda name: f"model.layers.{number}.{name}", f"model.layers.{number}")
-
-
-def true_name(name: str, number: int) -> str:
-    """Return the name in the whole model of a module of layer `number` in a model of one layer."""
-    return f"model.layers.{number}.{name.removeprefix(FIRST)}" if name.startswith(FIRST) else name

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,20 +26,20 @@ from pipelines.compress.calibration import (
     make_batches,
     seed_everything,
 )
-from pipelines.compress.checkpoint_layout import CheckpointLayout, Copies, RanksLayout, copy_vocabulary
+from pipelines.compress.checkpoint_layout import CheckpointLayout, RanksLayout, copy_vocabulary
 from pipelines.compress.config import SEARCH_CAP, CalibrationSettings
 from pipelines.compress.contexts import f32_products, muted
 from pipelines.compress.loading import load_model, load_tokenizer
 from pipelines.compress.model_folder import (
     EMBEDDING,
-    TensorWriter,
     look_at,
     pick_device,
     pick_dtype,
     torch_dtype,
+    true_name,
 )
 from pipelines.compress.moments import observed
-from pipelines.compress.one_layer import HiddenStates, LayerSource, true_name
+from pipelines.compress.one_layer import HiddenStates, LayerSource
 from pipelines.compress.recipes import Config, modelopt_config
 from pipelines.compress.searching import search_mix
 from pipelines.compress.specs import QuantSpec
@@ -322,10 +323,7 @@ class LayerQuantizer:
         """Return a model with calibrated quantizers, and keep the inputs of the next layer."""
         states, spec, last = self._states, self._task.spec, number + 1 == self._source.layers
         rounds_cache = spec.kv_cache is not KvFormat.AUTO
-
-        def shown(name: str) -> str:
-            return true_name(name, number)
-
+        shown = partial(true_name, number=number)
         if states is None:
             return check_calibrated(modelopt_door.simulate(model, config, None), shown)
         states.drop_before(number)
@@ -365,9 +363,9 @@ class LayerQuantizer:
                 self.export(number, layout, exported)
                 if writer is None:
                     writer = layout.create(exported, out_dir, vocab_size)
-                    _copy(writer, layout.others(exported))
                     layout.finish(exported, out_dir)
-                _copy(writer, layout.layer(exported, number))
+                for place, path, info in layout.layer(exported, number):
+                    writer.copy(*place, path, info)
                 writer.sync()
                 record.notes["seconds"] = record.notes.get("seconds", 0.0) + time.monotonic() - began
                 record.complete(number + 1)
@@ -375,8 +373,3 @@ class LayerQuantizer:
                 gc.collect()  # ModelOpt's modules refer to each other in cycles, which would keep several layers alive
         assert writer is not None, "a model has layers"
         copy_vocabulary(writer, source.weights, source.head, source.dtype, layout, vocab_size, progress)
-
-
-def _copy(writer: TensorWriter, tensors: Copies) -> None:
-    for place, path, info in tensors:
-        writer.copy(place.file, place.name, path, info)
