@@ -5,14 +5,13 @@ Shapes: B sequences, T tokens.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
 import random
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,16 +150,12 @@ def first_broken_layer(model: torch.nn.Module, run: Callable[[], object]) -> str
 
         return hook
 
-    handles = []
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) or not list(module.children()):
-            handles += [module.register_forward_pre_hook(watch(name)), module.register_forward_hook(watch(name))]
-    try:
-        with contextlib.suppress(AssertionError):
-            run()
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, suppress(AssertionError):
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.Linear) or not list(module.children()):
+                hooks.enter_context(module.register_forward_pre_hook(watch(name)))
+                hooks.enter_context(module.register_forward_hook(watch(name)))
+        run()
     return broken[0] if broken else None
 
 

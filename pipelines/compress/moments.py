@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -137,15 +137,13 @@ def observed(
 
         return hook
 
-    handles = [linear.register_forward_pre_hook(watch(name)) for name, linear in linears.items()]
     collected: list[Moments] = []
-    try:
+    with ExitStack() as hooks:
+        for name, linear in linears.items():
+            hooks.enter_context(linear.register_forward_pre_hook(watch(name)))
         yield collected
         collected += of_inputs.values()
         assert linears.keys() == {name for each in collected for name in each.linears}, "the last one ran last"
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 # ModelOpt's search of AWQ scales, by the second moments of the inputs instead of input by input.

@@ -12,7 +12,7 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -207,18 +207,8 @@ class LayerSource:
 # run that was killed continues from them.
 
 
-@contextmanager
-def _ending_after(module: torch.nn.Module) -> Iterator[None]:
-    """End every forward pass behind a module."""
-
-    def end(_module: torch.nn.Module, _args: Any, states: torch.Tensor) -> None:
-        raise PassEnded(states)
-
-    handle = module.register_forward_hook(end)
-    try:
-        yield
-    finally:
-        handle.remove()
+def _end_pass(_module: torch.nn.Module, _args: Any, states: torch.Tensor) -> None:
+    raise PassEnded(states)
 
 
 class HiddenStates:
@@ -259,7 +249,8 @@ class HiddenStates:
                 if write:
                     self.write(number + 1, run, self.outputs(layer, number, run))
                     return
-                with _ending_after(layer.self_attn.v_bmm_quantizer) if cache_alone else nullcontext():
+                last = layer.self_attn.v_bmm_quantizer if cache_alone else None
+                with nullcontext() if last is None else last.register_forward_hook(_end_pass):
                     deque(self.outputs(layer, number, run), maxlen=0)
 
             with torch.no_grad():

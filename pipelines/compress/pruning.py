@@ -10,6 +10,7 @@ Shapes: B sequences, T tokens, I channels of the MLP or of all heads, O outputs,
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ def _layer_scores(layer: torch.nn.Module, states: HiddenStates, number: int) -> 
 
     The norm of an activation is its root mean square over all tokens.
     """
-    squares, tokens, hooks = dict[str, torch.Tensor](), dict[str, int](), []
+    squares, tokens = dict[str, torch.Tensor](), dict[str, int]()
 
     def watch(name: str) -> Any:
         def hook(_module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -165,12 +166,10 @@ def _layer_scores(layer: torch.nn.Module, states: HiddenStates, number: int) -> 
 
         return hook
 
-    for name in (MLP, HEADS):
-        hooks.append(layer.get_submodule(name).register_forward_pre_hook(watch(name)))
-    with torch.no_grad():
+    with torch.no_grad(), ExitStack() as hooks:
+        for name in (MLP, HEADS):
+            hooks.enter_context(layer.get_submodule(name).register_forward_pre_hook(watch(name)))
         states.write(number + 1, 1, states.outputs(layer, number, 1))
-    for hook in hooks:
-        hook.remove()
     return {
         name: (total / tokens[name]).sqrt() * layer.get_parameter(f"{name}.weight").float().norm(dim=0)
         for name, total in squares.items()

@@ -113,13 +113,11 @@ def experts_counted(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]
 
         return hook
 
-    routers = {name: each for name, each in model.named_modules() if type(each).__name__.endswith("TopKRouter")}
-    hooks = [router.register_forward_hook(count(name)) for name, router in routers.items()]
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if type(module).__name__.endswith("TopKRouter"):
+                hooks.enter_context(module.register_forward_hook(count(name)))
         yield counts
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 NAMED_EXPERTS = 8

@@ -11,6 +11,7 @@ Shapes: n tokens, o output and i input channels; a tensor's name ends with its s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -76,13 +77,11 @@ def _hessians(layer: torch.nn.Module, inputs: Inputs, layer_name: str) -> dict[s
 
         return hook
 
-    handles = [layer.get_submodule(name).register_forward_hook(watch(name)) for name in _SHARED_INPUT]
-    try:
+    with ExitStack() as hooks:
+        for name in _SHARED_INPUT:
+            hooks.enter_context(layer.get_submodule(name).register_forward_hook(watch(name)))
         for hidden, others in inputs():
             layer(hidden, **others)
-    finally:
-        for handle in handles:
-            handle.remove()
     for name, hessian in sums.items():
         if not torch.isfinite(hessian.diagonal()).all():
             raise broken_at(f"{layer_name}.{name}")

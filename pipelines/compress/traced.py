@@ -10,7 +10,9 @@ Shapes: B sequences, T tokens, V vocabulary, O output channels, I input channels
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -154,19 +156,15 @@ class TracedModel:
             here = values.detach().abs().reshape(-1, values.shape[-1]).amax(0)
             largest[key] = torch.maximum(largest[key], here) if key in largest else here
 
-        hooks = []
-        for number, layer in enumerate(self._model.model.layers):
-            for part, name in PARTS.items():
-                linear, key = layer.get_submodule(name), (number, part)
-                hooks.append(linear.register_forward_pre_hook(lambda _, args, key=key: seen(key, args[0])))
+        with ExitStack() as hooks:
+            for (number, layer), (part, name) in product(enumerate(self._model.model.layers), PARTS.items()):
+                linear, key, out = layer.get_submodule(name), (number, part), (number, part[-1])
+                before = linear.register_forward_pre_hook(lambda _, args, key=key: seen(key, args[0]))
+                hooks.enter_context(before)
                 if part in ("attention.qkv.k", "attention.qkv.v"):
-                    out = (number, part[-1])
-                    hooks.append(linear.register_forward_hook(lambda _m, _a, values, key=out: seen(key, values)))
-        try:
+                    after = linear.register_forward_hook(lambda _m, _a, values, key=out: seen(key, values))
+                    hooks.enter_context(after)
             self.logits(sequences)
-        finally:
-            for hook in hooks:
-                hook.remove()
         return {key: _numpy(values) for key, values in largest.items()}
 
     def _forward(self, ids: Sequence[int]) -> torch.Tensor:
