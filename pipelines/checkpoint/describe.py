@@ -81,7 +81,7 @@ def _linear_params(config: CheckpointConfig) -> int:
 
 def _linear_facts(checkpoint: Checkpoint) -> dict[str, Any]:
     linears = [name for name in checkpoint if name.endswith(_LINEAR_WEIGHTS)]
-    plain = [name for name in linears if checkpoint.spec(name).dtype in _16BIT]
+    plain = [name for name in linears if checkpoint.dtype(name) in _16BIT]
     alike = checkpoint.config.layers is None
     named = {_collapse(name) if alike else name.removesuffix(".weight").removeprefix("transformer.") for name in plain}
     return {"linears": len(linears), "linears_16bit": sorted(named)}

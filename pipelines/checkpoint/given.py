@@ -134,13 +134,12 @@ def import_faults(
     world_size: int,
     effective_bits: float | None = None,
     candidates: Sequence[QFormat] = (),
-    key: str = "model.path",
 ) -> list[Fault]:
     """Return why a quantized folder cannot be imported with these settings; reads `g_idx`, but no weights."""
     block = quantization_of(folder, config)
     if block is None:
-        return [*sixteen_bit_faults(f"{key}='{folder}'", folder, config)]
-    what = f"{key}='{folder}' is already quantized (quant_method={shown(block.get('quant_method'))})"
+        return [*sixteen_bit_faults(f"model.path='{folder}'", folder, config)]
+    what = f"model.path='{folder}' is already quantized (quant_method={shown(block.get('quant_method'))})"
     faults = [*kind_faults(what, block)]
     if faults:
         return faults

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.checkpoint.config_json import CheckpointConfig
-from pipelines.checkpoint.tensors import TensorFile, TensorSpec, numpy_dtype
+from pipelines.checkpoint.tensors import TensorFile, numpy_dtype
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import (
@@ -80,23 +80,14 @@ class Checkpoint:
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
-    def spec(self, name: str) -> TensorSpec:
-        """Return dtype and merged shape of a tensor; reads no data.
+    def dtype(self, name: str) -> str:
+        """Return the type of a tensor in safetensors spelling; reads no data.
 
         Raises:
             UserError: the checkpoint has no such tensor.
         """
         files, stored = self._place(name)
-        infos = [file.header[stored] for file in files]
-        axis = self._axis(name, infos[0].shape)
-        shape = list(infos[0].shape)
-        ep_size = self.config.moe_ep_size if self._of_experts(name, len(shape)) else 1
-        infos = infos[::ep_size]
-        shape[0] *= ep_size
-        if axis is not None and len(infos) > 1:
-            shape[axis] = sum(info.shape[axis] for info in infos) - self._repeated_rows(name, shape[axis])
-            shape[axis] -= self._padded_rows(name, shape[axis])
-        return TensorSpec(infos[0].dtype, tuple(shape))
+        return files[0].header[stored].dtype
 
     def tensor(self, name: str) -> Array:
         """Return a full-model tensor: a view of the file if it was not split, otherwise a merged copy.
@@ -109,9 +100,10 @@ class Checkpoint:
         if self._of_experts(name, parts[0].ndim) and (size := self.config.moe_ep_size) > 1:
             # whole experts of neighbouring ranks
             parts = [np.concatenate(parts[start : start + size]) for start in range(0, len(parts), size)]
-        axis = self._axis(name, parts[0].shape)
         if len(parts) == 1:
             return parts[0]
+        shape = parts[0].shape
+        axis = None if len(shape) == 2 and self._of_experts(name, 2) else split_axis(name, shape)
         if axis is None:
             self._check_same(name, parts)
             return parts[0]
@@ -127,10 +119,6 @@ class Checkpoint:
         """Return whether the first dimension is the experts': of weights, and of FP8's scales [E, 1]."""
         scale = dimensions == 2 and name.endswith(".weights_scaling_factor") and ".mlp." in name
         return self.config.experts is not None and (dimensions == 3 or scale)
-
-    def _axis(self, name: str, shape: tuple[int, ...]) -> int | None:
-        per_expert = len(shape) == 2 and self._of_experts(name, 2)
-        return None if per_expert else split_axis(name, shape)
 
     def _place(self, name: str) -> tuple[list[TensorFile], str]:
         if name not in self._places:
@@ -182,11 +170,6 @@ class Checkpoint:
         is_vocab = name.startswith(("transformer.vocab_embedding.", "lm_head."))
         return max(rows - self.config.vocab_size, 0) if is_vocab else 0
 
-    @property
-    def _kv_repeat(self) -> int:
-        """Number of ranks that hold the same KV head."""
-        return max(self.config.tp_size // self.config.num_key_value_heads, 1)
-
     def _qkv_rows(self, rank_rows: int) -> tuple[int, int]:
         """Number of rows of q and of k (= v) in one rank; packed INT4 has two output channels per row."""
         q_heads = self.config.num_attention_heads // self.config.tp_size
@@ -199,16 +182,9 @@ class Checkpoint:
             )
         return q_heads * head_rows, kv_heads * head_rows
 
-    def _repeated_rows(self, name: str, rank_rows: int) -> int:
-        """Number of rows of k and v that are repeated, over all ranks."""
-        if ".attention.qkv." not in name:
-            return 0
-        _, kv_rows = self._qkv_rows(rank_rows)
-        return 2 * kv_rows * (self.config.tp_size - self.config.tp_size // self._kv_repeat)
-
     def _merge_qkv(self, parts: list[Array]) -> Array:
         q, kv = self._qkv_rows(len(parts[0]))
-        owners = parts[:: self._kv_repeat]
+        owners = parts[:: max(self.config.tp_size // self.config.num_key_value_heads, 1)]  # the others repeat a head
         blocks = [part[:q] for part in parts] + [part[q : q + kv] for part in owners]
         return np.concatenate(blocks + [part[q + kv :] for part in owners], axis=0)
 
@@ -290,7 +266,7 @@ def check_weight_dtype(checkpoint: Checkpoint, module: str) -> None:
     """
     name = f"{module}.weight"
     form = checkpoint.config.format_of(module)
-    stored, expected = checkpoint.spec(name).dtype, form.weights.stored
+    stored, expected = checkpoint.dtype(name), form.weights.stored
     if stored != expected:
         raise UserError(
             f"{checkpoint.folder}: '{name}' is {stored}, but {form.quant_algo} stores {expected}.",

@@ -7,7 +7,7 @@ dtypes and shapes of quantized tensors are those that ModelOpt 0.37.0 and 0.47.0
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,8 +83,9 @@ def verify(folder: Path) -> list[Fault]:
             faults += error.faults
     if faults:
         return faults
-    headers = [{name: i.spec for name, i in file.header.items()} for file in ranks]
-    faults = check_tensors(config, headers)
+    for number, file in enumerate(ranks):
+        stored = {name: info.spec for name, info in file.header.items()}
+        faults += tensor_faults(f"rank{number}.safetensors", expected_tensors(config, number), stored)
     # AutoRound's scales of groups may be negative or 0: nothing is divided by them
     imported = (config.raw.get("producer") or {}).get("name") == IMPORTED
     signed = imported and config.quantization.qformat in UNSMOOTHED.values()
@@ -168,20 +169,6 @@ def _file_faults(folder: Path, config: CheckpointConfig) -> Iterator[Fault]:
             f" {config.quantization.quant_algo}.",
             todo="Remove the file.",
         )
-
-
-def check_tensors(config: CheckpointConfig, ranks: Sequence[Mapping[str, TensorSpec]]) -> list[Fault]:
-    """Compare names, dtypes and shapes with the rules.
-
-    Args:
-        config: valid configuration of the checkpoint.
-        ranks: tensors of each rank file, in rank order.
-    """
-    return [
-        fault
-        for rank, tensors in enumerate(ranks)
-        for fault in tensor_faults(f"rank{rank}.safetensors", expected_tensors(config, rank), tensors)
-    ]
 
 
 def tensor_faults(place: object, expected: Tensors, stored: Mapping[str, TensorSpec]) -> Iterator[Fault]:

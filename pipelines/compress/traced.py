@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipelines.checkpoint.read import Checkpoint, dequantize
+from pipelines.checkpoint.read import E2M1_VALUES, Checkpoint, dequantize
 from pipelines.compress.by_tensor import NORMS
 from pipelines.compress.contexts import muted
 from pipelines.compress.loading import load_model
@@ -41,10 +41,8 @@ PARTS = {
     "mlp.proj": "mlp.down_proj",
 }
 """Linears of a layer: TensorRT-LLM's name, with the part of a merged linear, and Hugging Face's."""
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1_BOUNDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-E2M1_TIES_UP = (0.75, 1.75, 3.5)
-"""Bounds at which a tie goes to the upper value, whose code is even."""
+"""Halfway between neighbouring values of E2M1."""
 SMALLEST_BLOCK_SCALE = 1e-5
 """ModelOpt's kernel divides a block with a smaller scale by 1."""
 
@@ -266,16 +264,20 @@ def _leaf(checkpoint: Checkpoint, module: str, leaf: str) -> torch.Tensor:
     return _torch(checkpoint.tensor(name)) if name in checkpoint else torch.ones(())
 
 
-def nvfp4_round(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Round blocks of 16 to E2M1 under an E4M3 scale: by its seven bounds, ties to the even code."""
+def nearest_e2m1(magnitudes: torch.Tensor) -> torch.Tensor:
+    """Return the nearest values of E2M1; of two equally near, that whose code is even."""
+    bounds, values = (torch.tensor(each, device=magnitudes.device) for each in (E2M1_BOUNDS, E2M1_VALUES))
+    below, above = (torch.searchsorted(bounds, magnitudes, right=right) for right in (False, True))
+    return values[torch.where(below % 2 == 0, below, above)]
+
+
+def _nvfp4_round(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Round blocks of 16 to E2M1 under an E4M3 scale."""
     blocks = x.reshape(-1, 16)
     block_scale = (blocks.abs().amax(1, keepdim=True) / (6 * scale)).clamp(max=448)
     block_scale = block_scale.to(torch.float8_e4m3fn).float() * scale
     block_scale = torch.where(block_scale >= SMALLEST_BLOCK_SCALE, block_scale, torch.ones_like(block_scale))
-    magnitude = blocks.abs() / block_scale
-    code = torch.searchsorted(torch.tensor(E2M1_BOUNDS), magnitude)
-    code += torch.isin(magnitude, torch.tensor(E2M1_TIES_UP)).long()
-    return (torch.tensor(E2M1)[code] * block_scale * blocks.sign()).reshape(x.shape)
+    return (nearest_e2m1(blocks.abs() / block_scale) * block_scale * blocks.sign()).reshape(x.shape)
 
 
 def _fp8_round(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -290,7 +292,7 @@ ROUNDINGS: Mapping[Activation, Callable[[torch.Tensor, torch.Tensor], torch.Tens
     "16bit": lambda x, _: x,
     "fp8": _fp8_round,
     "int8": _int8_round,
-    "fp4": nvfp4_round,
+    "fp4": _nvfp4_round,
 }
 
 

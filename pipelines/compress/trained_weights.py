@@ -15,7 +15,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from pipelines.checkpoint.read import E2M1_VALUES
 from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.unified import fused_with
 from pipelines.compress.config import QuantSettings
@@ -23,6 +22,7 @@ from pipelines.compress.model_folder import ModelFolder, ModelWeights, TensorWri
 from pipelines.compress.sharding import collected, load_weights, owners, shard
 from pipelines.compress.sparsegpt import LINEARS
 from pipelines.compress.specs import RecoverySpec
+from pipelines.compress.traced import nearest_e2m1
 from pipelines.domain.formats import (
     FORMATS,
     FP4_WEIGHTS,
@@ -43,8 +43,6 @@ from pipelines.domain.formats import (
 
 E4M3_MAX, E2M1_MAX = 448.0, 6.0
 E4M3_LEAST = 2.0**-9
-E2M1_BOUNDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-"""Halfway between neighbouring values of E2M1."""
 
 Round = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 """Weights [O, I], the largest absolute weight of all linears that share a scale, and the group size -> rounded."""
@@ -99,11 +97,7 @@ def _fp4(weight: torch.Tensor, largest: torch.Tensor, group: int) -> torch.Tenso
     scale = _not_zero(values.abs().amax(dim=-1, keepdim=True) / (E2M1_MAX * second)).clamp(E4M3_LEAST, E4M3_MAX)
     scale = scale.to(torch.float8_e4m3fn).float() * second
     scaled = values / scale
-    bounds = torch.tensor(E2M1_BOUNDS, device=weight.device)
-    below, above = (torch.searchsorted(bounds, scaled.abs(), right=right) for right in (False, True))
-    code = torch.where(below % 2 == 0, below, above)  # the nearest; halfway, the one whose last bit is 0
-    nearest = torch.tensor(E2M1_VALUES, device=weight.device)[code]
-    return (torch.copysign(nearest, scaled) * scale).reshape(weight.shape)
+    return (torch.copysign(nearest_e2m1(scaled.abs()), scaled) * scale).reshape(weight.shape)
 
 
 def _groups(weight: torch.Tensor, group: int) -> torch.Tensor:

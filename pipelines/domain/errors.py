@@ -304,12 +304,10 @@ class ConfigNumbers:
         """Return whether one of these is stated."""
         return any(self.config.get(name) is not None for name in names)
 
-    def switch(self, name: str, default: bool) -> bool:
-        """Return a truth value; the default if it is absent or null."""
+    def switch(self, name: str) -> bool:
+        """Return a truth value; false if it is absent or null."""
         value = self.config.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
+        if value is not None and not isinstance(value, bool):
             self.fault(f"has {name}={shown(value)}.", "It must be true or false.")
         return bool(value)
 

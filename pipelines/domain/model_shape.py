@@ -119,7 +119,7 @@ class ModelShape:
             "intermediate_size": _inner(read, architecture),
             "vocab_size": read.size("vocab_size"),
             "max_position_embeddings": read.size("max_position_embeddings"),
-            "tie_word_embeddings": read.switch("tie_word_embeddings", False),
+            "tie_word_embeddings": read.switch("tie_word_embeddings"),
             **_other_sizes(read, architecture),
         }
         shape = cls(architecture if supported else "", **sizes, mxfp4=holds_mxfp4(config), name=name)
@@ -363,7 +363,7 @@ def _check_rows(read: ConfigNumbers) -> None:
 def _check_built(read: ConfigNumbers, family: Family, head_dim: int) -> None:
     """Note values that Transformers does not run, or that no engine computes the same way."""
     config = read.config
-    biased = "attention_bias" in family.defaults and read.switch("attention_bias", False)
+    biased = "attention_bias" in family.defaults and read.switch("attention_bias")
     if biased and not family.attention_bias:
         read.fault(
             f"has attention_bias=true: TensorRT-LLM's {family.title} has no such bias.", "It must be false or absent."
@@ -443,7 +443,7 @@ def _stated_experts(read: ConfigNumbers, *, needed: bool) -> dict[str, int]:
 def _windows(read: ConfigNumbers, family: Family | SizedFamily) -> dict[str, Any]:
     """Read which layers have an attention window, as the family's configuration class of Transformers does."""
     none = {"sliding_window": 0, "global_every": 0}
-    on = "use_sliding_window" not in family.defaults or read.switch("use_sliding_window", False)
+    on = "use_sliding_window" not in family.defaults or read.switch("use_sliding_window")
     if "sliding_window" not in family.defaults or not on or read.config.get("sliding_window") is None:
         return none
     window, layers = read.size("sliding_window"), read.size("num_hidden_layers")

@@ -38,6 +38,7 @@ SMALL_PATTERNS = (
     "vocab.json",
     "merges.txt",
 )
+# `*` also matches "/"
 DATA_PATTERNS = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv", "*.txt")
 RUNNABLE = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".py", ".h5", ".msgpack", ".joblib")
 """Pickles and other formats that can run code when loaded."""
@@ -102,21 +103,16 @@ def model_files(listing: HubListing, index: Mapping[str, Any] | None) -> list[st
     return [*small, INDEX, *shards]
 
 
-def dataset_files(listing: HubListing, patterns: Sequence[str] | None) -> list[str]:
-    """List the data files that match, without any that can run code.
+def dataset_files(listing: HubListing) -> list[str]:
+    """List the data files of a repository, none of which can run code.
 
     Raises:
-        UserError: nothing matches.
+        UserError: there are none.
     """
-    patterns = patterns or DATA_PATTERNS
-    names = [
-        name
-        for name in listing.files
-        if any(fnmatch(name, pattern) for pattern in patterns) and not name.endswith(RUNNABLE)
-    ]
+    names = [name for name in listing.files if any(fnmatch(name, pattern) for pattern in DATA_PATTERNS)]
     if not names:
         raise UserError(
-            f"{listing.place} has no data file that matches {', '.join(patterns)}.",
+            f"{listing.place} has no data file that matches {', '.join(DATA_PATTERNS)}.",
             allowed=f"It has {_some(list(listing.files))}; {', '.join(RUNNABLE)} are never read.",
             todo="Choose a data set stored as Parquet, JSON, CSV or text.",
         )
@@ -252,15 +248,12 @@ def download_model(
         return _deliver(listing, model_files(listing, index), out_dir, progress)
 
 
-def download_dataset(
-    source: HubSource, out_dir: Path, *, patterns: Sequence[str] | None = None, progress: Progress
-) -> HubSnapshot:
+def download_dataset(source: HubSource, out_dir: Path, *, progress: Progress) -> HubSnapshot:
     """Download the data files of a data set into a folder, keeping the repository's subfolders.
 
     Args:
         source: the repository, of type "dataset".
         out_dir: the folder, created if missing; large files in it are hard links into the Hub's cache.
-        patterns: of file names, where `*` also matches "/"; None means `choice.DATA_PATTERNS`.
         progress: shows bytes.
 
     Raises:
@@ -268,7 +261,7 @@ def download_dataset(
     """
     with explained(source):
         listing = look_up(source)
-        return _deliver(listing, dataset_files(listing, patterns), out_dir, progress)
+        return _deliver(listing, dataset_files(listing), out_dir, progress)
 
 
 def why_not(source: HubSource) -> str:

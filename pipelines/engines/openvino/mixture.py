@@ -18,7 +18,7 @@ Shapes: B T tokens in all, K experts of a token, E experts, R = B T K rows, I in
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import openvino as ov
@@ -27,7 +27,6 @@ from openvino.utils.node_factory import NodeFactory
 
 from pipelines.checkpoint.config_json import Experts
 from pipelines.checkpoint.read import Array, Checkpoint
-from pipelines.checkpoint.tensors import TensorSpec
 from pipelines.engines.openvino.lora import named
 
 Expert = Callable[[int, ov.Node], ov.Node]
@@ -44,10 +43,9 @@ class ExpertTensors:
     def __contains__(self, name: str) -> bool:
         return name in self._checkpoint
 
-    def spec(self, name: str) -> TensorSpec:
-        """See `Checkpoint.spec`."""
-        spec = self._checkpoint.spec(name)
-        return replace(spec, shape=spec.shape[1:])
+    def dtype(self, name: str) -> str:
+        """See `Checkpoint.dtype`."""
+        return self._checkpoint.dtype(name)
 
     def tensor(self, name: str) -> Array:
         """See `Checkpoint.tensor`."""

@@ -146,7 +146,7 @@ class WeightStore:
         """Return a tensor as it is stored, in its own element type."""
         values = self.checkpoint.tensor(name)
         values = values[rows] if values.ndim else values
-        return self.raw(values, _OV_TYPES[self.checkpoint.spec(name).dtype], list(values.shape))
+        return self.raw(values, _OV_TYPES[self.checkpoint.dtype(name)], list(values.shape))
 
     def float32(self, name: str) -> Array:
         """Return a small tensor (scale, norm) as float32 numpy."""
@@ -205,7 +205,7 @@ class WeightStore:
             UserError: the checkpoint has quantized it already.
         """
         name = f"{module}.weight"
-        if (stored := self.checkpoint.spec(name).dtype) not in ("BF16", "F16", "F32"):
+        if (stored := self.checkpoint.dtype(name)) not in ("BF16", "F16", "F32"):
             raise UserError(
                 f"engine.openvino.head_precision=int8: the checkpoint's '{name}' is quantized already, to {stored}.",
                 allowed="It rounds a head in 16 bits.",

@@ -184,7 +184,7 @@ def test_experts_are_divided_as_tensorrt_llm_reads_them(qformat: QFormat, tp: in
     assert (mapping["world_size"], mapping["moe_tp_size"], mapping["moe_ep_size"]) == (tp, tp // 2, 2)
     for name in whole:
         np.testing.assert_array_equal(split.tensor(name), whole.tensor(name))
-        assert split.spec(name) == whole.spec(name)
+        assert split.dtype(name) == whole.dtype(name)
     name = "transformer.layers.1.mlp.proj.weight"
     first_half, last_part = np.split(whole.tensor(name), 2)[0], np.split(whole.tensor(name), tp // 2, axis=2)[-1]
     np.testing.assert_array_equal(split.rank_headers()[-1][name], last_part[2:])

@@ -25,10 +25,8 @@ def rows(*values: int) -> np.ndarray:
 
 
 def read(folder_of: Write, ranks: list[dict[str, np.ndarray]], name: str, **changes: object) -> list[int]:
-    """Write, open, merge one tensor; return its first column. The header's shape must agree."""
-    checkpoint = Checkpoint.open(folder_of(ranks, **changes))
-    merged = checkpoint.tensor(name)
-    assert checkpoint.spec(name).shape == merged.shape
+    """Write, open, merge one tensor; return its first column."""
+    merged = Checkpoint.open(folder_of(ranks, **changes)).tensor(name)
     return merged.reshape(merged.shape[0], -1)[:, 0].tolist()
 
 
@@ -81,7 +79,6 @@ def test_zero_points_merge_the_other_way_round_than_scales(write_checkpoint: Wri
     checkpoint = Checkpoint.open(write_checkpoint(ranks, mapping=TP2))
     assert checkpoint.tensor(qkv).tolist() == [[10, 12, 20, 22, 30, 32]]
     assert checkpoint.tensor(dense).tolist() == [[1, 2], [3, 4]]
-    assert [checkpoint.spec(name).shape for name in (qkv, dense)] == [(1, 6), (2, 2)]
 
 
 def test_padded_vocabulary_is_cut(write_checkpoint: Write) -> None:
