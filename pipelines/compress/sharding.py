@@ -91,11 +91,7 @@ def shard(model: torch.nn.Module, named: Owners, source: ModelFolder, device: st
 
 
 def _read(stored: ModelWeights, names: list[str], dtype: torch.dtype) -> torch.Tensor:
-    """Read a weight that has several names if it is tied.
-
-    Raises:
-        UserError: there are two different ones.
-    """
+    """Read a weight that has several names if it is tied."""
     first, *others = [name for name in names if name in stored]
     weight = stored.tensor(first, dtype)
     for other in others:

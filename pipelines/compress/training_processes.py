@@ -108,12 +108,7 @@ def _start(job: TrainingJob, rank: int) -> SupervisedProcess:
 
 
 def _check(job: TrainingJob, started: list[SupervisedProcess]) -> None:
-    """Look whether a process has failed.
-
-    Raises:
-        UserError: it has refused something.
-        ContinuableError: it ended otherwise.
-    """
+    """Look whether a process has failed."""
     failed = [(rank, process) for rank, process in enumerate(started) if process.poll()]
     if not failed:
         return
@@ -278,11 +273,7 @@ def recover(
 
 
 def _blocks(texts: Iterable[str], tokenizer: Any, recover: RecoverSettings) -> torch.Tensor:
-    """Join all texts and cut them into sequences, int64 [N, seq_len].
-
-    Raises:
-        UserError: the texts are too short for two sequences.
-    """
+    """Join all texts and cut them into sequences, int64 [N, seq_len]."""
     joined: list[int] = []
     for number, text in enumerate(texts):
         if recover.texts is not None and number >= recover.texts:
@@ -299,11 +290,7 @@ def _blocks(texts: Iterable[str], tokenizer: Any, recover: RecoverSettings) -> t
 
 
 def _check_teacher(source: ModelFolder, teacher: ModelFolder) -> None:
-    """Compare the tokenizers.
-
-    Raises:
-        UserError: that of the teacher is another one.
-    """
+    """Compare the tokenizers."""
     ours, theirs = (load_tokenizer(each).get_vocab() for each in (source, teacher))
     if ours == theirs and source.shape.vocab_size == teacher.shape.vocab_size:
         return
