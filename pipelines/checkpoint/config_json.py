@@ -384,11 +384,7 @@ def _check(config: CheckpointConfig, source: str) -> None:
 
 
 def _moe_ep_size(mapping: Mapping[str, Any], source: str) -> int:
-    """Return the expert-parallel size; as in TensorRT-LLM's `Mapping`, -1 is unset, and a size alone implies the other.
-
-    Raises:
-        UserError: the two sizes do not multiply to tp_size.
-    """
+    """Return the expert-parallel size: as in TensorRT-LLM's `Mapping`, -1 is unset, and one size implies the other."""
     stated = {name: value for name, value in mapping.items() if value != -1}
     read = _Reader(stated, source)
     tp_size, moe_tp_size = read.integer("tp_size", 1), read.integer("moe_tp_size", 1)

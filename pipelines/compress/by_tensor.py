@@ -148,14 +148,11 @@ class CheckpointTensors:
         if leaf == "bias" or module in self._linears:
             whole = self._joined(names_of(int(layer), module, self._linears), leaf)
             # TensorRT-LLM's MLP takes up first, gate second
-            return torch.cat(whole.chunk(2)[::-1]) if self._gate_is_first(module) else whole
+            return torch.cat(whole.chunk(2)[::-1]) if self._family.fused_linears and module == "mlp.fc" else whole
         if module.startswith("attention."):
             head_norm = self._family.head_norms[module.removeprefix("attention.")]
             return self._norm(f"model.layers.{layer}.self_attn.{head_norm}.weight")
         return self._norm(f"model.layers.{layer}.{NORMS.get(module, module)}.weight")
-
-    def _gate_is_first(self, module: str) -> bool:
-        return self._family.fused_linears and module == "mlp.fc"
 
     def _joined(self, names: list[str], leaf: str) -> torch.Tensor:
         """Return a tensor that consists of those of these linears, rounded where they are in INT4."""

@@ -37,14 +37,8 @@ class TensorPlace(NamedTuple):
 
 
 Copies = Iterator[tuple[TensorPlace, Path, TensorInfo]]
-
-
-class Rows(NamedTuple):
-    """Rows of a tensor of the model folder that one tensor of the checkpoint holds."""
-
-    source: str
-    start: int
-    stop: int
+Rows = tuple[TensorPlace, str, int, int]
+"""Tensor of the checkpoint, the one of the model folder whose rows it holds, EMBEDDING or HEAD, first row and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +77,15 @@ class RanksLayout:
                 if name.startswith(_LAYERS) or (number == 0 and name not in _COPIED):
                     yield self.place(tp_rank, _renumbered(name, number)), file, info
 
-    def copied(self, writer: TensorWriter, vocab_size: int) -> Iterator[tuple[TensorPlace, Rows]]:
-        """Yield the tensors that are copied from the model folder; `Rows.source` is EMBEDDING or HEAD.
-
-        The vocabulary is split over tensor-parallel ranks.
-        """
+    def copied(self, writer: TensorWriter, vocab_size: int) -> Iterator[Rows]:
+        """Yield the tensors that are copied from the model folder, split over tensor-parallel ranks."""
         rows = math.ceil(vocab_size / self.tp_size)
         for tp_rank in range(self.tp_size):
             start = min(tp_rank * rows, vocab_size)
             for name, source in _COPIED.items():
                 place = self.place(tp_rank, name)
                 if place.name in writer.names(place.file):
-                    yield place, Rows(source, start, min(start + rows, vocab_size))
+                    yield place, source, start, min(start + rows, vocab_size)
 
     def finish(self, exported: Path, out_dir: Path) -> None:
         """Write the files without tensors."""
@@ -215,11 +206,11 @@ class FolderLayout:
             if name.startswith(FIRST) or (number == 0 and name not in (EMBEDDING, HEAD)):
                 yield self._place(true_name(name, number)), exported / self._FILE, info
 
-    def copied(self, writer: TensorWriter, vocab_size: int) -> Iterator[tuple[TensorPlace, Rows]]:
+    def copied(self, writer: TensorWriter, vocab_size: int) -> Iterator[Rows]:
         """See `RanksLayout.copied`."""
         for name in (EMBEDDING, HEAD):
             if name in self._shards:
-                yield self._place(name), Rows(name, 0, vocab_size)
+                yield self._place(name), name, 0, vocab_size
 
     def finish(self, exported: Path, out_dir: Path) -> None:
         """See `RanksLayout.finish`."""
@@ -283,8 +274,7 @@ def copy_vocabulary(
     """
     tensors = list(layout.copied(writer, vocab_size))
     with progress.task("copying embedding and head", len(tensors), "tensors") as advance:
-        for place, rows in tensors:
-            name = head if rows.source == HEAD else EMBEDDING
-            writer.write(place.file, place.name, weights.chunks(name, dtype, rows.start, rows.stop))
+        for place, source, start, stop in tensors:
+            writer.write(*place, weights.chunks(head if source == HEAD else EMBEDDING, dtype, start, stop))
             advance(1)
     writer.sync()

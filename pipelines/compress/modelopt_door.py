@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -143,23 +142,6 @@ def simulate(model: torch.nn.Module, config: Config, forward: Forward | None) ->
     return quantized
 
 
-@dataclass(frozen=True, slots=True)
-class LinearChoice:
-    """What a search found for linears that share a format.
-
-    Attributes:
-        linears: their names in the Hugging Face model.
-        chosen: the format; `none` is 16 bit.
-        weights: number of weights.
-        scores: estimated damage of each format to the model; only comparable within one search.
-    """
-
-    linears: tuple[str, ...]
-    chosen: QFormat
-    weights: int
-    scores: dict[QFormat, float]
-
-
 def search(
     model: torch.nn.Module,
     configs: Mapping[QFormat, Config],
@@ -171,8 +153,11 @@ def search(
     scoring: Scoring,
     calibration_steps: int,
     scoring_steps: int,
-) -> tuple[torch.nn.Module, list[LinearChoice]]:
-    """Choose a format for each linear, and return the same model, now simulating the mix.
+) -> tuple[torch.nn.Module, list[dict[str, Any]]]:
+    """Choose a format for each linear, and return the same model, now simulating the mix, and the choices.
+
+    A choice is JSON-serializable: names of `linears` that share a format, the format `chosen` (`none` is 16 bit), their
+    number of `weights`, and `scores`, the estimated damage of each format, only comparable within one search.
 
     Args:
         model: the 16-bit model.
@@ -224,22 +209,23 @@ def _bits_with_head(model: torch.nn.Module, effective_bits: float) -> float:
     return (effective_bits * layers + 16 * head) / (layers + head)
 
 
-def _choices(model: torch.nn.Module, state: Any, names: Mapping[str, QFormat]) -> list[LinearChoice]:
+def _choices(model: torch.nn.Module, state: Any, names: Mapping[str, QFormat]) -> list[dict[str, Any]]:
     """Translate ModelOpt's record of the search."""
 
-    def ours(recipe: Any) -> QFormat:
-        return names[str(recipe).partition("(")[0]]
+    def ours(recipe: Any) -> str:
+        return names[str(recipe).partition("(")[0]].value
 
     choices = []
     for name, stats in state["candidate_stats"].items():
         first = name.removesuffix(".quant_recipe")
         parent = model.get_submodule(first.rpartition(".")[0])
-        linears = tuple(each for each in fused_with(first) if hasattr(parent, each.rpartition(".")[2]))
+        linears = [each for each in fused_with(first) if hasattr(parent, each.rpartition(".")[2])]
         if any(fnmatchcase(linear, _HEAD) for linear in linears):
             continue
         scores = {ours(recipe): float(score) for recipe, score in zip(stats["formats"], stats["scores"], strict=True)}
         weights = sum(model.get_parameter(f"{linear}.weight").numel() for linear in linears)
-        choices.append(LinearChoice(linears, ours(state["best"]["recipe"][name]), weights, scores))
+        chosen = ours(state["best"]["recipe"][name])
+        choices.append({"linears": linears, "chosen": chosen, "weights": weights, "scores": scores})
     return choices
 
 

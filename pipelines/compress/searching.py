@@ -14,7 +14,7 @@ from pipelines.compress.contexts import f32_products
 from pipelines.compress.recipes import candidate_configs, kv_cache_config
 from pipelines.compress.specs import QuantSpec
 from pipelines.domain.families import Family
-from pipelines.domain.formats import FORMATS, KvFormat
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.progress import Progress
 
 
@@ -80,26 +80,14 @@ def _loss(logits: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), batch[:, 1:].flatten(), reduction="sum")
 
 
-def _record(quant: QuantSettings, choices: list[modelopt_door.LinearChoice]) -> dict[str, Any]:
-    """Return what the search saw and chose, JSON-serializable.
-
-    Keys: candidates, scoring, texts, asked_bits, effective_bits (of the linears of the layers, without scales of
-    groups), choices: for each group of linears that share a format its `linears`, `chosen`, `weights`, `scores`.
-    """
-    bits = sum(choice.weights * FORMATS[choice.chosen].weights.bits for choice in choices)
+def _record(quant: QuantSettings, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the search saw and chose; `effective_bits` are of the layers' linears, without scales of groups."""
+    bits = sum(choice["weights"] * FORMATS[QFormat(choice["chosen"])].weights.bits for choice in choices)
     return {
         "candidates": [qformat.value for qformat in quant.mixed],
         "scoring": quant.scoring,
         "texts": quant.scoring_texts,
         "asked_bits": quant.effective_bits,
-        "effective_bits": round(bits / sum(choice.weights for choice in choices), 3),
-        "choices": [
-            {
-                "linears": list(choice.linears),
-                "chosen": choice.chosen.value,
-                "weights": choice.weights,
-                "scores": {qformat.value: score for qformat, score in choice.scores.items()},
-            }
-            for choice in choices
-        ],
+        "effective_bits": round(bits / sum(choice["weights"] for choice in choices), 3),
+        "choices": choices,
     }

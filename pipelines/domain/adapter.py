@@ -288,9 +288,6 @@ def _check_targets(config: Mapping[str, Any], source: str, modules: Mapping[str,
     """Check that peft would load every matrix; it ignores those of modules that the lists leave out.
 
     A text in place of a list is a regular expression that matches a module's whole name.
-
-    Raises:
-        UserError: a module that has matrices is left out, or a value is none that peft takes.
     """
     for key, adapted in (("target_modules", True), ("exclude_modules", False)):
         names = config.get(key)

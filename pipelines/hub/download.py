@@ -302,11 +302,7 @@ def _deliver(listing: HubListing, names: Sequence[str], out_dir: Path, progress:
 
 
 def _check_space(listing: HubListing, files: Sequence[HubFile], out_dir: Path) -> None:
-    """Fail before the first byte is fetched if the files will not fit.
-
-    Raises:
-        UserError: the cache's disk is too small, or the folder's disk is, if the folder cannot link into the cache.
-    """
+    """Fail before the first byte is fetched if the files will not fit."""
     folder = Path(constants.HF_HUB_CACHE)
     cache = next(path for path in (folder, *folder.parents) if path.exists())
     needs = {cache: missing_bytes(listing, files)}

@@ -221,11 +221,7 @@ def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:
 
 
 def _refuse_other_layout(files: Iterable[Path], place: Path, key: str) -> None:
-    """Refuse a model in another known layout, by name.
-
-    Raises:
-        UserError: one of the files belongs to a known layout.
-    """
+    """Refuse a model in another known layout, by name."""
     for path in sorted(files):
         for pattern, (layout, todo) in OTHER_LAYOUTS.items():
             if path.match(pattern):
@@ -255,11 +251,7 @@ def _pointer_error(key: str, folder: Path, path: Path) -> UserError:
 
 
 def _check_weights(folder: Path, key: str) -> None:
-    """Compare the header of every safetensors file with its size, and the index with the files.
-
-    Raises:
-        UserError: every file that is truncated, damaged or missing, or that there is not one tensor in them.
-    """
+    """Compare the header of every safetensors file with its size, and the index with the files."""
     paths = sorted(folder.glob("*.safetensors"))
     if odd := [path for path in paths if path.exists() and not path.is_file()]:
         raise UserError(f"{odd[0]} is not an ordinary file.", todo="Put the file itself there, or remove it.")
@@ -396,11 +388,7 @@ def _source(root: Path, files: Sequence[Path], hashes: HashCache, key: str, read
 
 
 def _digest(root: Path, files: Sequence[Path], hashes: HashCache, key: str, reading: str = "") -> str:
-    """Return the digest of a folder's files and their relative names, or of a single file regardless of its name.
-
-    Raises:
-        UserError: names the file that cannot be read: a dangling link, or a file that just vanished.
-    """
+    """Return the digest of a folder's files and their relative names, or of a single file regardless of its name."""
     digests = {}
     for file in files:
         try:
