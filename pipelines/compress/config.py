@@ -118,9 +118,6 @@ class RecoverSettings(ChoosingGroup):
         *("steps", "learning_rate", "seq_len", "batch_size", "accumulation", "evaluate_every", "patience", "seed"),
     )
     CHOSEN: ClassVar[tuple[str, ...]] = TRAINING
-    OPTIONAL: ClassVar[tuple[str, ...]] = (
-        *("texts", "precision", "teacher", "lora_rank", "lora_alpha", "lora_targets", "processes"),
-    )
 
     method: Literal["none", "finetune", "distill"] = "none"
     texts: Positive | None = None
@@ -190,16 +187,14 @@ class RecoverSettings(ChoosingGroup):
 
     @model_validator(mode="after")
     def _goes_together(self) -> RecoverSettings:
-        values = {name: getattr(self, name) for name in (*self.TRAINING, *self.OPTIONAL)}
         if not self.trains:
-            values["gradient_checkpointing"] = self.gradient_checkpointing or None
-            values["sharding"] = None if self.sharding == "none" else self.sharding
-            for name, value in values.items():
-                if value is not None:
+            for name in (*self.TRAINING, *type(self).model_fields):
+                value, usual = getattr(self, name), type(self).model_fields[name].default
+                if name != "method" and value != usual:
                     raise ValueError(f"{name}={value} has no effect on recover=none: add recover=distill")
             return self
         for name in self.TRAINING:
-            if values[name] is None:
+            if getattr(self, name) is None:
                 raise ValueError(f"{name} is null, but recover={self.method} needs it")
         if self.teacher is not None and self.method != "distill":
             raise ValueError(f"teacher='{self.teacher}' has no effect on recover={self.method}: add recover=distill")

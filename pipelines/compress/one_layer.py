@@ -36,6 +36,8 @@ from pipelines.domain.errors import UserError
 from pipelines.host.files import sync
 
 Arguments = dict[str, Any]
+Inputs = Iterator[tuple[torch.Tensor, Arguments]]
+"""What a layer is called with, batch by batch: hidden states [B, T, H], and all other arguments."""
 
 
 class _LayerCalled(Exception):  # noqa: N818 - ends a forward pass, is not an error
@@ -260,11 +262,11 @@ class HiddenStates:
 
     def outputs(self, layer: torch.nn.Module, number: int, run: int) -> Iterator[torch.Tensor]:
         """Yield the outputs of layer `number` in pass `run`; errors as for `run_layer`."""
-        for hidden in self.batches(number, run):
-            yield run_layer(layer, hidden, self.arguments(number, hidden), number)
+        for hidden, arguments in self.inputs(number, run):
+            yield run_layer(layer, hidden, arguments, number)
 
-    def batches(self, number: int, run: int) -> Iterator[torch.Tensor]:
-        """Read the inputs of a layer in pass `run`, counted from 1: [B, T, H] each."""
+    def inputs(self, number: int, run: int) -> Inputs:
+        """Yield what layer `number` is called with in pass `run`, counted from 1."""
         path = self._path(number, run)
         if not path.exists():  # every pass begins with the same states
             path = self._path(number, 1)
@@ -272,11 +274,7 @@ class HiddenStates:
             for batch in self._data.batches:
                 hidden = torch.empty(*batch.shape, self._source.hidden_size, dtype=self._source.dtype)
                 fill(file, raw(hidden), path, "hidden states")
-                yield hidden.to(self._source.device)
-
-    def arguments(self, number: int, hidden_bth: torch.Tensor) -> dict[str, Any]:
-        """Return what layer `number` is called with besides these states."""
-        return self._source.arguments(number, (hidden_bth.shape[0], hidden_bth.shape[1]))
+                yield hidden.to(self._source.device), self._source.arguments(number, (batch.shape[0], batch.shape[1]))
 
     def write(self, number: int, run: int, batches: Iterator[torch.Tensor]) -> None:
         """Write the inputs of a layer in pass `run`, so that they survive a power failure."""

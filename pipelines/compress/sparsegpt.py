@@ -33,8 +33,7 @@ LINEARS = tuple(name for names in _SHARED_INPUT.values() for name in names)
 """Hugging Face names of all linears in a decoder layer of Llama and Gemma."""
 
 
-Inputs = Callable[[], Iterable[tuple[torch.Tensor, dict[str, Any]]]]
-"""Yields, batch by batch, what a decoder layer is called with: hidden states, and all other arguments."""
+Inputs = Iterable[tuple[torch.Tensor, dict[str, Any]]]
 
 
 @torch.no_grad()
@@ -43,7 +42,7 @@ def prune_layer(layer: torch.nn.Module, inputs: Inputs, layer_name: str) -> dict
 
     Args:
         layer: the layer.
-        inputs: its inputs, which are the outputs of the layers pruned before it.
+        inputs: see `HiddenStates.inputs`; they are the outputs of the layers pruned before it.
         layer_name: for messages.
 
     Returns:
@@ -80,7 +79,7 @@ def _hessians(layer: torch.nn.Module, inputs: Inputs, layer_name: str) -> dict[s
     with ExitStack() as hooks:
         for name in _SHARED_INPUT:
             hooks.enter_context(layer.get_submodule(name).register_forward_hook(watch(name)))
-        for hidden, others in inputs():
+        for hidden, others in inputs:
             layer(hidden, **others)
     for name, hessian in sums.items():
         if not torch.isfinite(hessian.diagonal()).all():

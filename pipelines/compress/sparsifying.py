@@ -120,36 +120,27 @@ def _prune_layers(
     with progress.task(f"pruning {method}", layers.layers - record.layers, "layers") as advance:
         for number in range(record.layers, layers.layers):
             model = layers.load(number)
+            layer = model.model.layers[0]
             if states is None:
                 from pipelines.compress import modelopt_door
 
                 modelopt_door.prune_by_magnitude(model, [f"*.{name}" for name in LINEARS])
             else:
-                _prune_by_sparsegpt(model.model.layers[0], states, number, record)
+                states.drop_before(number)
+                errors = record.notes.setdefault("errors", {})
+                for name, error in prune_layer(layer, states.inputs(number, 1), f"model.layers.{number}").items():
+                    errors.setdefault(name, []).append(error)
                 if number + 1 < layers.layers:  # input of the next layer
                     with torch.no_grad():
-                        states.write(number + 1, 1, states.outputs(model.model.layers[0], number, 1))
+                        states.write(number + 1, 1, states.outputs(layer, number, 1))
             for name in linears:
                 full = f"{LAYER}{number}.{name}"
-                weight = model.model.layers[0].get_parameter(name).detach().to("cpu", layers.weights.dtype(full))
+                weight = layer.get_parameter(name).detach().to("cpu", layers.weights.dtype(full))
                 writer.write(folder.file(full), full, iter([weight]))
             writer.sync()
             record.complete(number + 1)
             advance(1)
     return pruned
-
-
-def _prune_by_sparsegpt(layer: torch.nn.Module, states: HiddenStates, number: int, record: ProgressRecord) -> None:
-    """Prune a layer on the outputs of the layers before it."""
-
-    def inputs() -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
-        for hidden in states.batches(number, 1):
-            yield hidden, states.arguments(number, hidden)
-
-    states.drop_before(number)
-    errors = record.notes.setdefault("errors", {})
-    for name, error in prune_layer(layer, inputs, f"model.layers.{number}").items():
-        errors.setdefault(name, []).append(error)
 
 
 def link_small_files(model_dir: Path, out_dir: Path) -> None:

@@ -132,7 +132,7 @@ def _files(source: Path, split: str | None) -> list[Path]:
 def _read_txt(path: Path, _column: str) -> Iterator[Row]:
     paragraph: list[str] = []
     first = 1
-    with _open(path) as lines:
+    with path.open(encoding=ENCODING) as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 paragraph.append(line.rstrip("\n"))
@@ -146,7 +146,7 @@ def _read_txt(path: Path, _column: str) -> Iterator[Row]:
 
 
 def _read_jsonl(path: Path, column: str) -> Iterator[Row]:
-    with _open(path) as lines:
+    with path.open(encoding=ENCODING) as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 where = f"{path}, line {number}"
@@ -154,7 +154,7 @@ def _read_jsonl(path: Path, column: str) -> Iterator[Row]:
 
 
 def _read_json(path: Path, column: str) -> Iterator[Row]:
-    with _open(path) as file:
+    with path.open(encoding=ENCODING) as file:
         rows = _parse(file.read(), str(path), "A file with one JSON object per line is named .jsonl.")
     if not isinstance(rows, list):
         raise UserError(
@@ -210,10 +210,6 @@ _READERS: dict[str, Callable[[Path, str], Iterator[Row]]] = {
 
 ENCODING = "utf-8-sig"
 """UTF-8; a byte order mark, as Windows and spreadsheets write, is no part of the text."""
-
-
-def _open(path: Path) -> Any:
-    return path.open(encoding=ENCODING, errors="strict")
 
 
 def _parse(text: str, where: str, todo: str) -> Any:

@@ -233,8 +233,7 @@ def write_like(trained: Finished, source: ModelFolder, out_dir: Path) -> None:
         header = read_header(path)
         with safe_open(path, framework="pt") as shard:
             layout = {name: (info.dtype, info.shape) for name, info in header.items()}
-            TensorWriter.create(out_dir, {path.name: layout}, shard.metadata())
-            writer = TensorWriter(out_dir, [path.name])
+            writer = TensorWriter.create(out_dir, {path.name: layout}, shard.metadata())
             for name in header:
                 stored = shard.get_tensor(name)
                 weight = trained[name]().to("cpu", stored.dtype) if name in trained else stored

@@ -10,10 +10,10 @@ from pathlib import PurePath
 from typing import Any, TypeVar
 
 from eval.perplexity import PerplexityResult
-from pipelines.domain.errors import UserError, refuse
+from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.host.files import disk_faults
 from pipelines.report.data import ArtifactInput, ReportedArtifact
-from pipelines.store.manifest import MANIFEST, Manifests
+from pipelines.store.manifest import MANIFEST, read_manifests
 from pipelines.store.store import Store
 
 Result = TypeVar("Result")
@@ -37,9 +37,10 @@ class ArtifactIndex:
         """
         self.root = store.root
         folders = (folder for folder in store.folders() if folder.parent.name in STAGES)
-        manifests = Manifests.read([folder for folder in folders if (folder / MANIFEST).exists()])
-        refuse(manifests.faults)
-        newest_first = sorted(manifests.whole.items(), key=lambda item: str(item[1]["created"]), reverse=True)
+        faults: list[Fault] = []
+        manifests = read_manifests([folder for folder in folders if (folder / MANIFEST).exists()], faults)
+        refuse(faults)
+        newest_first = sorted(manifests.items(), key=lambda item: str(item[1]["created"]), reverse=True)
         newest_first.sort(key=lambda item: STAGES.index(item[1]["stage"]))
         places = {folder.relative_to(store.root).as_posix(): manifest for folder, manifest in newest_first}
         self._files: dict[str, Mapping[str, Any]] = {place: m["files"] for place, m in places.items()}

@@ -34,7 +34,7 @@ from pipelines.stages.evaluate import (
     baseline_of,
 )
 from pipelines.stages.fidelity import FidelityServed
-from pipelines.store.manifest import Manifests
+from pipelines.store.manifest import read_manifests
 from pipelines.store.store import Artifact, Store, subfolders
 
 RESULTS = ("build", "evaluate", "fidelity", "diagnose", "repository", "benchmark")
@@ -64,7 +64,7 @@ def stored_flips(measured: Artifact, store: Store) -> Flips | None:
 
 def _evaluated(store: Store, **digests: str) -> list[Path]:
     """Return the folders of evaluations with these inputs, newest first."""
-    whole = Manifests.read(subfolders(store.root / "evaluate")).whole
+    whole = read_manifests(subfolders(store.root / "evaluate"), [])
     folders = [
         folder
         for folder, made in whole.items()

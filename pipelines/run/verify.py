@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from pipelines.host.screen import ScreenProgress, warn
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
-from pipelines.store.manifest import MANIFEST, Manifests, check_files, read_manifest, unlisted_files
+from pipelines.store.manifest import MANIFEST, Json, check_files, read_manifest, read_manifests, unlisted_files
 from pipelines.store.store import Store
 
 
@@ -28,18 +28,18 @@ def verify(overrides: Sequence[str]) -> int:
     store = Store(settings.paths.store)
     if settings.verify.path is None and all(word.startswith("paths.") for word in overrides):
         _check_there("paths.store", settings.paths.store)
-        manifests = Manifests.read(store.folders())
-        if not (manifests.whole or manifests.faults):
+        faults: list[Fault] = []
+        manifests = read_manifests(store.folders(), faults)
+        if not (manifests or faults):
             sys.stdout.write(f"{store.root}: it holds no artifact\nnothing was verified\n")
             return 0
-        sys.stdout.write(f"{store.root}: {_checked(manifests, store)}\nverified: no faults found\n")
+        sys.stdout.write(f"{store.root}: {_checked(manifests, faults, store)}\nverified: no faults found\n")
         return 0
     folder = _folder(settings, store)
     sys.stdout.write(f"{folder}\n")
     has_manifest = (folder / MANIFEST).is_file()
     if has_manifest:
-        alone = Manifests({folder: read_manifest(folder)}, faults=())
-        sys.stdout.write(f"{_checked(alone, store)}\n")
+        sys.stdout.write(f"{_checked({folder: read_manifest(folder)}, [], store)}\n")
     if not has_manifest or (folder / "rank0.safetensors").is_file():
         refuse(checkpoint_faults(folder))
         sys.stdout.write(f"{render(describe(folder))}\n")
@@ -54,13 +54,12 @@ def _check_there(key: str, folder: Path) -> None:
         )
 
 
-def _checked(manifests: Manifests, store: Store) -> str:
-    """Read every byte of artifacts from the disk, and say how many there were."""
-    faults = list(manifests.faults)
-    entries = [entry for manifest in manifests.whole.values() for entry in manifest["files"].values()]
+def _checked(manifests: Mapping[Path, Json], faults: list[Fault], store: Store) -> str:
+    """Read every byte of artifacts from the disk, and say how many there were; raise all faults."""
+    entries = [entry for manifest in manifests.values() for entry in manifest["files"].values()]
     total = sum(int(entry["size"]) for entry in entries)
     with ScreenProgress().task("verifying", total, "bytes") as advance:
-        for folder, manifest in manifests.whole.items():
+        for folder, manifest in manifests.items():
             with collecting(faults):
                 if added := unlisted_files(folder, manifest):
                     named = f"{', '.join(added[:3])}{', ...' if len(added) > 3 else ''}"
@@ -68,7 +67,7 @@ def _checked(manifests: Manifests, store: Store) -> str:
                 check_files(folder, manifest, partial(store.hashes.from_disk, advance=advance))
     store.hashes.save()
     refuse(faults)
-    artifacts = f"{count(len(manifests.whole), 'artifact')}, " if len(manifests.whole) > 1 else ""
+    artifacts = f"{count(len(manifests), 'artifact')}, " if len(manifests) > 1 else ""
     return f"{artifacts}{count(len(entries), 'file')}, {show_bytes(total)}, each byte as its manifest says"
 
 

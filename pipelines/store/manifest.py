@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.progress import Advance
 from pipelines.host.files import MANIFEST as MANIFEST
 from pipelines.host.files import THREADS, one_at_a_time, sha256_file, sha256_on_disk, write_json
@@ -79,24 +78,13 @@ def read_manifest(folder: Path) -> Json:
     return dict(manifest)
 
 
-@dataclass(frozen=True, slots=True)
-class Manifests:
-    """Manifests of several artifacts, read together."""
-
-    whole: Mapping[Path, Json]
-    faults: tuple[Fault, ...]
-
-    @classmethod
-    def read(cls, folders: Sequence[Path]) -> Manifests:
-        """Read the manifest in each folder."""
-        whole: dict[Path, Json] = {}
-        faults: list[Fault] = []
-        for folder in folders:
-            try:
-                whole[folder] = read_manifest(folder)
-            except DamagedError as error:
-                faults += error.faults
-        return cls(whole, tuple(faults))
+def read_manifests(folders: Iterable[Path], faults: list[Fault]) -> dict[Path, Json]:
+    """Return the manifest of each artifact that has a sound one, and append the faults of the others."""
+    manifests = {}
+    for folder in folders:
+        with collecting(faults):
+            manifests[folder] = read_manifest(folder)
+    return manifests
 
 
 def check_files(folder: Path, manifest: Mapping[str, Any], *hashes: Callable[[Path], str]) -> None:

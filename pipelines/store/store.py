@@ -26,7 +26,16 @@ from pipelines.domain.progress import PARTIAL
 from pipelines.host.files import sync, write_json
 from pipelines.host.screen import say
 from pipelines.store.leases import LEASES, Leases
-from pipelines.store.manifest import HASHES, MANIFEST, HashCache, Json, Manifests, check_files, read_manifest, sealed
+from pipelines.store.manifest import (
+    HASHES,
+    MANIFEST,
+    HashCache,
+    Json,
+    check_files,
+    read_manifest,
+    read_manifests,
+    sealed,
+)
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -129,7 +138,7 @@ class Store:
 
     def history(self, stage: str) -> list[Json]:
         """Return the manifests of all artifacts of a stage, newest first, without damaged ones."""
-        manifests = Manifests.read(subfolders(self.root / stage)).whole.values()
+        manifests = read_manifests(subfolders(self.root / stage), []).values()
         return sorted(manifests, key=lambda m: str(m["created"]), reverse=True)
 
     @contextmanager

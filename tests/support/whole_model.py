@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +106,7 @@ def sparsify_whole(
             given = list(
                 _inputs(model, number, [batch.to(device) for batch in data.batches])
             )  # before the layer is watched
-            prune_layer(layer, partial(list, given), f"model.layers.{number}")
+            prune_layer(layer, given, f"model.layers.{number}")
     pruned = dict(model.named_parameters())
     tensors = load_file(model_dir / "model.safetensors")
     for name in tensors:

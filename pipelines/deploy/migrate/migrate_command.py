@@ -28,7 +28,7 @@ from pipelines.settings.compose import load
 from pipelines.settings.groups import choices
 from pipelines.settings.plain import override
 from pipelines.settings.root import Settings
-from pipelines.store.manifest import Manifests
+from pipelines.store.manifest import read_manifests
 from pipelines.store.store import Store
 from triton_repo import parameters
 from triton_repo.llmapi import OPTIONS as OPTIONS_FILE
@@ -248,7 +248,7 @@ def _of_settings(deployment: Deployment) -> OldDeployment:
 def _fidelities(store: Store, label: str) -> Mapping[str, Mapping[str, Any]]:
     """Return the facts of the newest fidelity of each variant of a model."""
     folders = [folder for folder in store.folders() if folder.parent.name == "fidelity"]
-    manifests = sorted(Manifests.read(folders).whole.values(), key=lambda manifest: str(manifest["created"]))
+    manifests = sorted(read_manifests(folders, []).values(), key=lambda manifest: str(manifest["created"]))
     return {
         str(each["label"]).removeprefix(f"{label}-"): each["facts"]
         for each in manifests
