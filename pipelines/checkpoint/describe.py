@@ -30,9 +30,8 @@ def describe(folder: Path) -> dict[str, Any]:
     """
     checkpoint = Checkpoint.open(folder)
     config = checkpoint.config
-    stored = [
-        (name, info.dtype, info.nbytes) for file in checkpoint.rank_headers() for name, info in file.header.items()
-    ]
+    stored = [(name, info.dtype, info.nbytes) for file in checkpoint.ranks for name, info in file.header.items()]
+    files = {file.path.name: file.path.stat().st_size for file in checkpoint.ranks}
     by_dtype: Counter[str] = Counter()
     by_part: Counter[str] = Counter()
     for name, dtype, nbytes in stored:
@@ -51,8 +50,8 @@ def describe(folder: Path) -> dict[str, Any]:
         "pp_size": config.pp_size,
         **_linear_facts(checkpoint),
         "bits_per_weight": round(8 * (by_part["linears"] + by_part["scales"]) / _linear_params(config), 3),
-        "files": {path.name: path.stat().st_size for path in checkpoint.files},
-        "total_bytes": checkpoint.weight_bytes,
+        "files": files,
+        "total_bytes": sum(files.values()),
         "bytes_by_dtype": dict(sorted(by_dtype.items())),
         "bytes_by_part": dict(sorted(by_part.items())),
     }

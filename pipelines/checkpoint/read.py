@@ -40,13 +40,17 @@ INPUT_SPLIT = ("attention.dense", "mlp.proj")
 
 
 class Checkpoint:
-    """An open checkpoint: headers are read at once, tensors are mapped and merged on request."""
+    """An open checkpoint: headers are read at once, tensors are mapped and merged on request.
+
+    Attributes:
+        ranks: the rank files, in order, without merging.
+    """
 
     def __init__(self, folder: Path, config: CheckpointConfig, ranks: list[TensorFile]) -> None:
         """Use `Checkpoint.open` instead."""
         self.folder = folder
         self.config = config
-        self._ranks = ranks
+        self.ranks = ranks
         self._places = self._find_tensors()
 
     @classmethod
@@ -59,20 +63,6 @@ class Checkpoint:
         config = CheckpointConfig.load(folder)
         ranks = [TensorFile(folder / f"rank{rank}.safetensors") for rank in range(config.world_size)]
         return cls(folder, config, ranks)
-
-    @property
-    def files(self) -> list[Path]:
-        """The rank files, in order."""
-        return [file.path for file in self._ranks]
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all rank files on disk."""
-        return sum(path.stat().st_size for path in self.files)
-
-    def rank_headers(self) -> list[TensorFile]:
-        """The rank files without merging, for checks that must see the split."""
-        return list(self._ranks)
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
@@ -131,7 +121,7 @@ class Checkpoint:
         """Map full-model name -> (rank files that contain parts of the tensor, its name in them)."""
         tp_size, places, layers_before = self.config.tp_size, {}, 0
         for stage in range(self.config.pp_size):
-            files = self._ranks[stage * tp_size : (stage + 1) * tp_size]
+            files = self.ranks[stage * tp_size : (stage + 1) * tp_size]
             self._check_same_names(files)
             layers = 0
             for stored in files[0]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipelines.domain.errors import UserError, shown
 from pipelines.host.files import parse_json
@@ -34,12 +34,16 @@ _NUMPY_NAMES = {
 _ML_NAMES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
+class TensorSpec(NamedTuple):
     """Type in safetensors spelling, e.g. "BF16", "F8_E4M3", "I8", and shape of a tensor."""
 
     dtype: str
     shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"

@@ -15,6 +15,7 @@ from typing import Any
 
 from pipelines.checkpoint.tensors import TensorFile, TensorInfo, TensorSpec
 from pipelines.checkpoint.verify import Tensors, tensor_faults, value_faults, weight_tensors
+from pipelines.domain.adapter import linear_widths
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.formats import BY_QUANT_ALGO, FORMATS, QFormat
 from pipelines.domain.model_shape import ModelShape
@@ -124,25 +125,21 @@ def _dtype(stored: Mapping[str, TensorInfo]) -> str:
 
 def linear_shapes(shape: ModelShape) -> dict[str, tuple[int, int]]:
     """Return [out, in] of each linear of one layer, by its Hugging Face name."""
-    q, kv = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
-    hidden, inner = shape.hidden_size, shape.intermediate_size
+    sizes = {name: (out, width) for name, (width, out) in linear_widths(shape).items()}
+    (q, hidden), (kv, _), (inner, _) = sizes["q_proj"], sizes["k_proj"], sizes["gate_proj"]
     if shape.family.fused_linears:
         return {
             "self_attn.qkv_proj": (q + 2 * kv, hidden),
-            "self_attn.o_proj": (hidden, q),
+            "self_attn.o_proj": sizes["o_proj"],
             "mlp.gate_up_proj": (2 * inner, hidden),
-            "mlp.down_proj": (hidden, inner),
+            "mlp.down_proj": sizes["down_proj"],
         }
-    attention = {
-        "self_attn.q_proj": (q, hidden),
-        "self_attn.k_proj": (kv, hidden),
-        "self_attn.v_proj": (kv, hidden),
-        "self_attn.o_proj": (hidden, q),
-    }
-    module, names = shape.family.experts or ("mlp", ("gate_proj", "up_proj", "down_proj"))
+    usual = ("gate_proj", "up_proj", "down_proj")
+    module, names = shape.family.experts or ("mlp", usual)
     places = [f"{module}.experts.{n}" for n in range(shape.num_experts)] if shape.family.experts else [module]
-    sizes = ((inner, hidden), (inner, hidden), (hidden, inner))
-    return attention | {f"{place}.{name}": size for place in places for name, size in zip(names, sizes, strict=True)}
+    attention = {f"self_attn.{name}": sizes[name] for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
+    mlp = [(name, sizes[own]) for name, own in zip(names, usual, strict=True)]
+    return attention | {f"{place}.{name}": size for place in places for name, size in mlp}
 
 
 def expected_tensors(config: Mapping[str, Any], shape: ModelShape, block: Mapping[str, Any], dtype: str) -> Tensors:

@@ -251,10 +251,7 @@ def write_by_tensor(task: QuantizeTask, out_dir: Path, progress: Progress) -> di
         tensors = CheckpointTensors(source, torch_dtype(task.dtype), group)
         block = {"quant_algo": None, "kv_cache_quant_algo": None} | quantization_block(spec.quant.qformat, group)
         block |= {"exclude_modules": ["lm_head"]} if group else {}
-        raw = checkpoint_config(source, task.dtype, block, _PRODUCER, task.split)
-        out_dir.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(corrected(raw, source.config, spec), indent=2)
-        (out_dir / "config.json").write_text(text + "\n", encoding="utf-8")
+        write_config(task, out_dir, block, _PRODUCER)
         config = CheckpointConfig.load(out_dir)
         _check(source, tensors, config)
         identity = [spec.quant.qformat, group, *task.split, task.dtype, stamp(source), torch.__version__]
@@ -320,6 +317,17 @@ def _check(source: ModelFolder, tensors: CheckpointTensors, config: CheckpointCo
             f"{source.folder} has its own '{HEAD}', but its config.json has tie_word_embeddings=true.",
             todo="Remove the tensor, or set tie_word_embeddings=false in config.json.",
         )
+
+
+def write_config(
+    task: QuantizeTask, out_dir: Path, quantization: Mapping[str, Any], producer: Mapping[str, str]
+) -> dict[str, Any]:
+    """Write config.json as ModelOpt would, corrected, into a folder, which is created; return its content."""
+    config = checkpoint_config(task.source, task.dtype, quantization, producer, task.split)
+    config = corrected(config, task.source.config, task.spec)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    (out_dir / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    return config
 
 
 def checkpoint_config(

@@ -18,7 +18,7 @@ import torch
 
 from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.checkpoint.read import split_axis
-from pipelines.checkpoint.tensors import ITEM_BYTES, TensorInfo, read_header
+from pipelines.checkpoint.tensors import TensorInfo, TensorSpec, read_header
 from pipelines.checkpoint.verify import expected_tensors
 from pipelines.compress.model_folder import EMBEDDING, FIRST, HEAD, ModelWeights, TensorWriter, true_name
 from pipelines.domain.model_shape import ModelShape
@@ -51,7 +51,7 @@ class RanksLayout:
 
     def create(self, exported: Path, out_dir: Path, vocab_size: int) -> TensorWriter:
         """Create all files of the checkpoint, with headers and room, from the export of the first layer."""
-        files: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {name: {} for name in self._names()}
+        files: dict[str, dict[str, TensorSpec]] = {name: {} for name in self._names()}
         for tp_rank in range(self.tp_size):
             for name, info in read_header(exported / self._file(0, tp_rank)).items():
                 shape = info.shape
@@ -59,7 +59,7 @@ class RanksLayout:
                     shape = (math.ceil(vocab_size / self.tp_size), *shape[1:])
                 for number in range(self.layers if name.startswith(_LAYERS) else 1):
                     place = self.place(tp_rank, _renumbered(name, number))
-                    files[place.file][place.name] = (info.dtype, shape)
+                    files[place.file][place.name] = TensorSpec(info.dtype, shape)
         return TensorWriter.create(out_dir, files)
 
     def reopen(self, out_dir: Path) -> TensorWriter:
@@ -132,9 +132,8 @@ class RankFiles:
         if begun:
             self.writer = self.layout.reopen(out_dir)
             return
-        ranks = [expected_tensors(config, rank) for rank in range(config.world_size)]
-        files = [{name: (each.dtype, each.shape) for name, each in rank.items()} for rank in ranks]
-        self.writer = TensorWriter.create(out_dir, {f"rank{rank}.safetensors": each for rank, each in enumerate(files)})
+        ranks = {f"rank{rank}.safetensors": expected_tensors(config, rank) for rank in range(config.world_size)}
+        self.writer = TensorWriter.create(out_dir, ranks)
 
     def write(self, name: str, whole: torch.Tensor) -> None:
         """Write each rank's part of a tensor, neither of the embedding nor of the head."""
@@ -176,20 +175,20 @@ class FolderLayout:
 
     def create(self, exported: Path, out_dir: Path, vocab_size: int) -> TensorWriter:
         """See `RanksLayout.create`."""
-        tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+        tensors: dict[str, TensorSpec] = {}
         for name, info in read_header(exported / self._FILE).items():
             if name.startswith(FIRST):
-                tensors |= {true_name(name, number): (info.dtype, info.shape) for number in range(self._layers)}
+                tensors |= {true_name(name, number): info.spec for number in range(self._layers)}
             else:
                 copied = name in (EMBEDDING, HEAD)
-                tensors[name] = (info.dtype, (vocab_size, *info.shape[1:]) if copied else info.shape)
+                tensors[name] = TensorSpec(info.dtype, (vocab_size, *info.shape[1:])) if copied else info.spec
         files = _shards(tensors)
         self._shards = {name: file for file, names in files.items() for name in names}
         writer = TensorWriter.create(
             out_dir, {file: {name: tensors[name] for name in names} for file, names in files.items()}, {"format": "pt"}
         )
         if len(files) > 1:
-            total = sum(_nbytes(tensor) for tensor in tensors.values())
+            total = sum(tensor.nbytes for tensor in tensors.values())
             index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(self._shards.items()))}
             (out_dir / self._INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         return writer
@@ -225,11 +224,7 @@ class FolderLayout:
 CheckpointLayout = RanksLayout | FolderLayout
 
 
-def _nbytes(tensor: tuple[str, tuple[int, ...]]) -> int:
-    return math.prod(tensor[1]) * ITEM_BYTES[tensor[0]]
-
-
-def _shards(tensors: Mapping[str, tuple[str, tuple[int, ...]]], most: int = _SHARD_BYTES) -> dict[str, list[str]]:
+def _shards(tensors: Mapping[str, TensorSpec], most: int = _SHARD_BYTES) -> dict[str, list[str]]:
     """Distribute tensors over files of at most `most` bytes, in the order of the model, under Transformers' names."""
 
     def order(name: str) -> tuple[int, int, str]:  # embedding, layers by number, norm, head
@@ -241,12 +236,11 @@ def _shards(tensors: Mapping[str, tuple[str, tuple[int, ...]]], most: int = _SHA
     shards: list[list[str]] = [[]]
     size = 0
     for name in sorted(tensors, key=order):
-        nbytes = _nbytes(tensors[name])
-        if shards[-1] and size + nbytes > most:
+        if shards[-1] and size + tensors[name].nbytes > most:
             shards.append([])
             size = 0
         shards[-1].append(name)
-        size += nbytes
+        size += tensors[name].nbytes
     if len(shards) == 1:
         return {"model.safetensors": shards[0]}
     return {f"model-{n:05}-of-{len(shards):05}.safetensors": names for n, names in enumerate(shards, 1)}

@@ -114,10 +114,9 @@ class RecoverSettings(ChoosingGroup):
             and moment (FSDP), for models that do not fit one GPU.
     """
 
-    TRAINING: ClassVar[tuple[str, ...]] = (
+    CHOSEN: ClassVar[tuple[str, ...]] = (
         *("steps", "learning_rate", "seq_len", "batch_size", "accumulation", "evaluate_every", "patience", "seed"),
     )
-    CHOSEN: ClassVar[tuple[str, ...]] = TRAINING
 
     method: Literal["none", "finetune", "distill"] = "none"
     texts: Positive | None = None
@@ -188,12 +187,12 @@ class RecoverSettings(ChoosingGroup):
     @model_validator(mode="after")
     def _goes_together(self) -> RecoverSettings:
         if not self.trains:
-            for name in (*self.TRAINING, *type(self).model_fields):
+            for name in (*self.CHOSEN, *type(self).model_fields):
                 value, usual = getattr(self, name), type(self).model_fields[name].default
                 if name != "method" and value != usual:
                     raise ValueError(f"{name}={value} has no effect on recover=none: add recover=distill")
             return self
-        for name in self.TRAINING:
+        for name in self.CHOSEN:
             if getattr(self, name) is None:
                 raise ValueError(f"{name} is null, but recover={self.method} needs it")
         if self.teacher is not None and self.method != "distill":

@@ -31,15 +31,14 @@ from pipelines.compress.by_tensor import (
     NORMS,
     CheckpointTensors,
     QuantizeTask,
-    checkpoint_config,
     names_of,
     quantization_block,
+    write_config,
 )
 from pipelines.compress.calibration import calibration_facts
 from pipelines.compress.checkpoint_layout import RankFiles
 from pipelines.compress.contexts import BATCHES, gpu_memory_named
 from pipelines.compress.model_folder import ModelFolder, torch_dtype
-from pipelines.compress.postprocess import corrected
 from pipelines.compress.specs import QuantSpec
 from pipelines.domain.errors import UserError, refuse
 from pipelines.domain.formats import KvFormat, QFormat
@@ -154,10 +153,13 @@ def import_folder(task: QuantizeTask, out_dir: Path, progress: Progress) -> dict
     began, source = time.monotonic(), task.source
     _refuse_faults(task)
     folder = _Folder(source, task.spec, task.dtype)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    layers = source.shape.num_hidden_layers
-    raw = corrected(_config(task, folder), source.config, task.spec)
-    (out_dir / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+    layers, spec = source.shape.num_hidden_layers, task.spec
+    block = {
+        **quantization_block(spec.quant.qformat, spec.quant.group_size, folder.points),
+        "kv_cache_quant_algo": None if spec.kv_cache is KvFormat.AUTO else spec.kv_cache.upper(),
+        **({} if folder.declared.layers else {"exclude_modules": ["lm_head"]}),
+    }
+    raw = write_config(task, out_dir, block, {"name": IMPORTED, "version": str(folder.block.get("quant_method"))})
     if folder.declared.layers:
         mixed = {key: raw["quantization"][key] for key in ("quant_algo", "kv_cache_quant_algo")}
         mixed["quantized_layers"] = _layer_blocks(folder, layers)
@@ -210,18 +212,6 @@ def _refuse_faults(task: QuantizeTask) -> None:
     other = family.experts is not None and spec.quant.qformat is not QFormat.FP8
     if set(family.layer_norms) != set(NORMS) or family.fused_linears or other:
         raise UserError(f"A quantized folder of {family.architecture} cannot be taken over.", todo="Give the original.")
-
-
-def _config(task: QuantizeTask, folder: _Folder) -> dict[str, Any]:
-    """Return what ModelOpt would write into config.json, before it is corrected."""
-    spec = task.spec
-    block = {
-        **quantization_block(spec.quant.qformat, spec.quant.group_size, folder.points),
-        "kv_cache_quant_algo": None if spec.kv_cache is KvFormat.AUTO else spec.kv_cache.upper(),
-        **({} if folder.declared.layers else {"exclude_modules": ["lm_head"]}),
-    }
-    producer = {"name": IMPORTED, "version": str(folder.block.get("quant_method"))}
-    return checkpoint_config(task.source, task.dtype, block, producer, task.split)
 
 
 def _layer_blocks(folder: _Folder, layers: int) -> dict[str, Any]:

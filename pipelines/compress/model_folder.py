@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from pipelines.checkpoint.tensors import ITEM_BYTES, TensorInfo, read_header, stored_tensors
+from pipelines.checkpoint.tensors import ITEM_BYTES, TensorInfo, TensorSpec, read_header, stored_tensors
 from pipelines.compress.config import Dtype
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
@@ -131,9 +131,6 @@ _ORDER = (
     "BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "F64", "I64", "U64",
 )  # fmt: skip
 """Types in the order of the safetensors library, which writes the tensors of the last one first (`tensor.rs`)."""
-
-Layout = Mapping[str, tuple[str, tuple[int, ...]]]
-"""Tensor name -> (safetensors dtype, shape)."""
 
 
 class ModelWeights:
@@ -269,7 +266,7 @@ class TensorWriter:
 
     @classmethod
     def create(
-        cls, folder: Path, layouts: Mapping[str, Layout], metadata: Mapping[str, str] | None = None
+        cls, folder: Path, layouts: Mapping[str, Mapping[str, TensorSpec]], metadata: Mapping[str, str] | None = None
     ) -> TensorWriter:
         """Write the headers and reserve the disk space of all tensors, whose content is undefined at first.
 
@@ -291,10 +288,8 @@ class TensorWriter:
     def copy(self, file: str, name: str, source: Path, info: TensorInfo) -> None:
         """Copy the bytes of a tensor from another safetensors file."""
         ours = self._files[file][name]
-        if (ours.dtype, ours.shape) != (info.dtype, info.shape):
-            raise RuntimeError(
-                f"'{name}' is {info.dtype}{list(info.shape)}, not {ours.dtype}{list(ours.shape)} as in the first layer"
-            )
+        if ours.spec != info.spec:
+            raise RuntimeError(f"'{name}' is {info.spec}, not {ours.spec} as in the first layer")
         with source.open("rb", buffering=0) as theirs, (self.folder / file).open("r+b") as mine:
             theirs.seek(info.begin)
             mine.seek(ours.begin)
@@ -330,13 +325,13 @@ def raw(tensor: torch.Tensor) -> memoryview:
     return memoryview(array)
 
 
-def _header(layout: Layout, metadata: Mapping[str, str] | None) -> tuple[bytes, int]:
+def _header(layout: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None) -> tuple[bytes, int]:
     """Return the header of a file, and the bytes of its tensors."""
     entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
-    for name, (dtype, shape) in sorted(layout.items(), key=lambda item: (-_ORDER.index(item[1][0]), item[0])):
-        begin, end = end, end + prod(shape) * ITEM_BYTES[dtype]
-        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+    for name, spec in sorted(layout.items(), key=lambda item: (-_ORDER.index(item[1].dtype), item[0])):
+        begin, end = end, end + spec.nbytes
+        entries[name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [begin, end]}
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, end

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from pipelines.checkpoint.tensors import ITEM_BYTES, TensorInfo, read_header, weight_files
+from pipelines.checkpoint.tensors import TensorInfo, TensorSpec, read_header, weight_files
 from pipelines.checkpoint.tokenizer_folder import MORE_TEMPLATES
 from pipelines.compress import transformers_door
 from pipelines.compress.calibration import (
@@ -219,7 +219,7 @@ class PrunedFolder:
         """Write the headers, and copy every tensor that neither becomes smaller nor is one of `pruned`."""
         for file in self._files:
             tensors = ((old, new, shape) for old, (at, new, shape) in self._places.items() if at == file)
-            layout = {new: (self._stored[old][1].dtype, shape) for old, new, shape in tensors}
+            layout = {new: TensorSpec(self._stored[old][1].dtype, shape) for old, new, shape in tensors}
             with safe_open(self._source.folder / file, framework="pt") as shard:
                 TensorWriter.create(self._out_dir, {file: layout}, shard.metadata())
         writer = self.reopen()
@@ -280,9 +280,8 @@ class PrunedFolder:
 
     def _index(self, index: Mapping[str, Any], parameters: int) -> dict[str, Any]:
         metadata = dict(index.get("metadata") or {})
-        metadata["total_size"] = sum(
-            prod(shape) * ITEM_BYTES[self._stored[name][1].dtype] for name, (_, _, shape) in self._places.items()
-        )
+        specs = (TensorSpec(self._stored[name][1].dtype, shape) for name, (_, _, shape) in self._places.items())
+        metadata["total_size"] = sum(spec.nbytes for spec in specs)
         if "total_parameters" in metadata:
             metadata["total_parameters"] = parameters
         return {"metadata": metadata, "weight_map": {new: file for file, new, _ in self._places.values()}}

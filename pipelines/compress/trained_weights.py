@@ -232,7 +232,7 @@ def write_like(trained: Finished, source: ModelFolder, out_dir: Path) -> None:
     for path in source.weight_files:
         header = read_header(path)
         with safe_open(path, framework="pt") as shard:
-            layout = {name: (info.dtype, info.shape) for name, info in header.items()}
+            layout = {name: info.spec for name, info in header.items()}
             writer = TensorWriter.create(out_dir, {path.name: layout}, shard.metadata())
             for name in header:
                 stored = shard.get_tensor(name)

@@ -93,7 +93,7 @@ def take_language_model(folder: Path, out_dir: Path, progress: Progress = SILENT
     if "model.embed_tokens.weight" not in taken:
         raise UserError(f"{folder} has no tensor language_model.model.embed_tokens.weight.", todo="Download it again.")
     infos = {own: file.header[name] for own, (file, name) in taken.items()}
-    layout = {own: (info.dtype, info.shape) for own, info in infos.items()}
+    layout = {own: info.spec for own, info in infos.items()}
     writer = TensorWriter.create(out_dir, {WEIGHTS: layout}, {"format": "pt"})
     size = sum(info.nbytes for info in infos.values())
     with progress.task("taking the language model out", size, "bytes") as advance:

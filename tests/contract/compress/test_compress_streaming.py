@@ -435,7 +435,7 @@ def test_written_files_are_those_of_the_safetensors_library(tmp_path) -> None:
     tensors = {f"{i}.{dtype}": torch.ones(i, 3).to(dtype) for i, dtype in enumerate(types)} | {"s": torch.ones(())}
     save_file(tensors, tmp_path / "theirs.safetensors", metadata={"format": "pt"})
     header = read_header(tmp_path / "theirs.safetensors")
-    layout = {name: (header[name].dtype, header[name].shape) for name in tensors}
+    layout = {name: header[name].spec for name in tensors}
     writer = TensorWriter.create(tmp_path, {"ours.safetensors": layout}, {"format": "pt"})
     for name, tensor in tensors.items():
         writer.write("ours.safetensors", name, iter([tensor]))

@@ -187,8 +187,8 @@ def test_experts_are_divided_as_tensorrt_llm_reads_them(qformat: QFormat, tp: in
         assert split.dtype(name) == whole.dtype(name)
     name = "transformer.layers.1.mlp.proj.weight"
     first_half, last_part = np.split(whole.tensor(name), 2)[0], np.split(whole.tensor(name), tp // 2, axis=2)[-1]
-    np.testing.assert_array_equal(split.rank_headers()[-1][name], last_part[2:])
-    np.testing.assert_array_equal(split.rank_headers()[-2][name], np.split(first_half, tp // 2, axis=2)[-1])
+    np.testing.assert_array_equal(split.ranks[-1][name], last_part[2:])
+    np.testing.assert_array_equal(split.ranks[-2][name], np.split(first_half, tp // 2, axis=2)[-1])
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_fp8_experts_on_several_ranks_compute_the_same(kind: str, workshop: Work
     quantize(given, tmp_path / "whole", spec, (), CALIBRATION)
     quantize(given, parted, spec, (), CALIBRATION, tp_size=2, pp_size=2, moe_ep_size=2)
     assert verify(parted) == []
-    whole, ranks = Checkpoint.open(tmp_path / "whole"), Checkpoint.open(parted).rank_headers()
+    whole, ranks = Checkpoint.open(tmp_path / "whole"), Checkpoint.open(parted).ranks
     layers = whole.config.num_hidden_layers
     for module in ("mlp.fc", "mlp.proj"):
         last, local = f"transformer.layers.{layers - 1}.{module}", f"transformer.layers.{layers // 2 - 1}.{module}"
