@@ -171,7 +171,8 @@ def expected_tensors(config: Mapping[str, Any], shape: ModelShape, block: Mappin
             own = _block_of(f"{layer}.{name}", block)
             tensors |= {f"{layer}.{name}.{leaf}": t for leaf, t in _linear(out, width, own, dtype).items()}
             key = "attention_bias" if name.startswith("self_attn") else "mlp_bias"
-            if (shape.family.qkv_bias and name in FUSED[0]) or shape.family.settled(config).get(key):
+            stated = key in shape.family.defaults and shape.family.settled(config)[key]
+            if stated or (shape.family.qkv_bias and name in FUSED[0]):
                 tensors[f"{layer}.{name}.bias"] = TensorSpec(dtype, (out,))
         if block.get("kv_cache_quant_algo"):
             tensors |= {f"{layer}.self_attn.{kv}_proj.{kv}_scale": _ONE for kv in "kv"}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +20,8 @@ import torch
 
 from pipelines.checkpoint.config_json import WINDOWS, CheckpointConfig
 from pipelines.checkpoint.describe import describe
-from pipelines.checkpoint.unified import linear_shapes
-from pipelines.checkpoint.verify import has_bias, layer_tensors
+from pipelines.checkpoint.unified import expected_tensors
+from pipelines.checkpoint.verify import layer_tensors
 from pipelines.compress.calibration import ProgressRecord, calibration_facts, new_files_removed, stamp
 from pipelines.compress.checkpoint_layout import RankFiles, copy_vocabulary
 from pipelines.compress.config import CalibrationSettings
@@ -253,7 +253,7 @@ def write_by_tensor(task: QuantizeTask, out_dir: Path, progress: Progress) -> di
         block |= {"exclude_modules": ["lm_head"]} if group else {}
         write_config(task, out_dir, block, _PRODUCER)
         config = CheckpointConfig.load(out_dir)
-        _check(source, tensors, config)
+        _check(source, tensors)
         identity = [spec.quant.qformat, group, *task.split, task.dtype, stamp(source), torch.__version__]
         record = ProgressRecord(out_dir, {"sixteen_bit": identity})
         _write(source.shape, tensors, config, out_dir, record, progress)
@@ -283,29 +283,11 @@ def _write(
     tensors.write_ends(files, progress)
 
 
-def _check(source: ModelFolder, tensors: CheckpointTensors, config: CheckpointConfig) -> None:
+def _check(source: ModelFolder, tensors: CheckpointTensors) -> None:
     """Reject a folder that is not the model that its config.json describes."""
-    shape, weights = source.shape, tensors.weights
-    tied = shape.tie_word_embeddings
-    table = (shape.vocab_size, shape.hidden_size)
-    sizes = linear_shapes(shape)
-    of_a_layer: dict[str, tuple[int, ...]] = {f"{name}.weight": size for name, size in sizes.items()}
-    if shape.family.experts:
-        of_a_layer[f"{shape.family.router}.weight"] = (shape.num_experts, shape.hidden_size)
-    if shape.family.gpt_oss:
-        experts = {name: size for name, size in sizes.items() if name.startswith("mlp.")}
-        of_a_layer |= {f"{name}.bias": size[:1] for name, size in experts.items()}
-        of_a_layer |= {f"{shape.family.router}.bias": (shape.num_experts,)}
-        of_a_layer |= {"self_attn.sinks": (shape.num_attention_heads,)}
-    for module, linears in LINEARS.items():
-        if has_bias(config, module):
-            of_a_layer |= {f"{linear}.bias": sizes[linear][:1] for linear in linears}
-    of_a_layer |= {f"{NORMS.get(norm, norm)}.weight": (shape.hidden_size,) for norm in shape.family.layer_norms}
-    of_a_layer |= {f"self_attn.{norm}.weight": (shape.head_dim,) for norm in shape.family.head_norms.values()}
-    shapes = {EMBEDDING: table, NORM: (shape.hidden_size,), (EMBEDDING if tied else HEAD): table}
-    for layer in range(shape.num_hidden_layers):
-        shapes |= {f"model.layers.{layer}.{name}": each for name, each in of_a_layer.items()}
-    weights.require(shapes)
+    shape, weights, tied = source.shape, tensors.weights, source.shape.tie_word_embeddings
+    stored = replace(shape, mxfp4="model.layers.0.mlp.experts.down_proj_blocks" in weights)
+    weights.require({name: spec.shape for name, spec in expected_tensors(source.config, stored, {}, "BF16").items()})
     own = HEAD in weights and not weights.same(EMBEDDING, HEAD, tensors.dtype)
     if own and not tied and shape.family.head_is_embedding:
         raise UserError(

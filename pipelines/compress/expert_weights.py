@@ -10,7 +10,6 @@ a block is 2^(scale - 127). Source: Transformers `modeling_gpt_oss.py`, `integra
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from math import prod
 
 import torch
@@ -61,26 +60,6 @@ class ExpertWeights(ModelWeights):
             if types := {self._found[each][1].dtype for each in (name, scales)} - {"U8"}:
                 raise self._wrong(name, f"MXFP4 has the type U8, and not {types.pop()}")
 
-    def __contains__(self, name: str) -> bool:
-        return self._stored(name)[0] in self._found
-
-    def require(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """See `ModelWeights.require`; names tensors as the folder does."""
-        absent = {self._stored(name)[0]: () for name in shapes if name not in self}
-        super().require(absent or shapes)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """See `ModelWeights.shape`."""
-        stored, _, rows = self._stored(name)
-        shape = super().shape(stored)
-        if rows is None:
-            return shape
-        if stored.endswith("_blocks"):
-            shape = (*shape[:2], shape[2] * _BLOCK)
-        elif not stored.endswith("_bias"):
-            shape = (shape[0], shape[2], shape[1])
-        return (len(range(shape[1])[rows]), *shape[2:])
-
     def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """See `ModelWeights.tensor`; reads no other expert.
 
@@ -91,13 +70,13 @@ class ExpertWeights(ModelWeights):
         if rows is None:
             return super().tensor(name, dtype)
         if not stored.endswith("_blocks"):
-            shape = super().shape(stored)[1:]
+            shape = self.shape(stored)[1:]
             values = self._read(stored, [_span(shape, expert)], dtype).reshape(shape)
             return (values.T if len(shape) == 2 else values)[rows].contiguous()
         scales = stored.removesuffix("blocks") + "scales"
         parts = []
         for each in (stored, scales):
-            shape = super().shape(each)[1:]
+            shape = self.shape(each)[1:]
             parts.append(self._values(each, [_span(shape, expert)], torch.uint8).reshape(shape)[rows])
         values = from_mxfp4(*parts).to(dtype)
         if not all(torch.isfinite(extreme) for extreme in torch.aminmax(values)):
