@@ -29,9 +29,9 @@ ITEM_BYTES = {
 
 _NUMPY_NAMES = {
     "F64": "float64", "I64": "int64", "U64": "uint64", "F32": "float32", "I32": "int32", "U32": "uint32",
-    "F16": "float16", "I16": "int16", "U16": "uint16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+    "F16": "float16", "BF16": "bfloat16", "I16": "int16", "U16": "uint16",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "I8": "int8", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
-_ML_NAMES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
 
 class TensorSpec(NamedTuple):
@@ -73,12 +73,9 @@ class TensorInfo:
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
     """Return the numpy (or ml_dtypes) type for a safetensors dtype such as "BF16"."""
+    import ml_dtypes  # noqa: F401 - gives numpy the types that it lacks
     import numpy as np
 
-    if dtype in _ML_NAMES:
-        import ml_dtypes
-
-        return np.dtype(getattr(ml_dtypes, _ML_NAMES[dtype]))
     return np.dtype(_NUMPY_NAMES[dtype])
 
 

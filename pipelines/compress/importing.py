@@ -64,7 +64,6 @@ class _Folder:
         )
 
     def format_of(self, layer: int, module: str) -> QFormat:
-        """Return the format of a linear of the checkpoint."""
         return self.declared.of(names_of(layer, module)[0])
 
     def layer(self, layer: int, expected: Tensors) -> Iterator[tuple[str, torch.Tensor]]:

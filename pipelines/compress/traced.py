@@ -316,7 +316,6 @@ class _RoundedCache(DynamicCache):
         self._rounding = rounding
 
     def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        """Round, then keep; see the base class."""
         rounded = self._rounding[layer_idx]
         return super().update(rounded(key_states), rounded(value_states), layer_idx, *args, **kwargs)
 

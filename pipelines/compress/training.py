@@ -300,7 +300,6 @@ class _Sharded(_Recovery):
         self.accelerator.prepare_model = partial(prepare, evaluation_mode=True)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the weights."""
         save_weights(self.model, Path(output_dir or str(self.args.output_dir)))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -324,7 +323,6 @@ class _KeepZeros(TrainerCallback):
         self._pairs = weights.zeros()
 
     def on_optimizer_step(self, *_arguments: Any, **_named: Any) -> None:
-        """Multiply by the mask."""
         with torch.no_grad():
             for weight, mask in self._pairs:
                 weight.mul_(mask)
@@ -339,20 +337,13 @@ class _Watch(TrainerCallback):
         self._advance, self._progress, self._recover, self._folder = advance, progress, recover, folder
 
     def on_step_end(self, *_arguments: Any, **_named: Any) -> None:
-        """Count a step."""
         self._advance(1)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_named: Any) -> None:
-        """End training that finds nothing better."""
         if state.global_step and _is_complete(state, self._recover):
             control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_named: Any) -> None:
-        """Look at the loss.
-
-        Raises:
-            ContinuableError: it is NaN or infinite; the last checkpoint is from before.
-        """
         logs = logs or {}
         loss = logs.get("loss", logs.get("eval_loss"))
         if loss is not None and not math.isfinite(loss):

@@ -160,12 +160,10 @@ class _ProgressFile:
 
     @contextmanager
     def task(self, title: str, total: float | None, unit: str = "") -> Iterator[Advance]:
-        """See `Progress.task`."""
         self._write({"task": title, "total": total, "unit": unit})
         yield lambda amount: self._write({"advance": amount})
 
     def note(self, text: str) -> None:
-        """See `Progress.note`."""
         self._write({"note": text})
 
     def _write(self, event: dict[str, Any]) -> None:

@@ -242,10 +242,8 @@ def rates(requests: RequestColumns, window: Window, slo: Slo | None = None) -> S
 def met(requests: RequestColumns, slo: Slo) -> Column:
     """Return bool[n]: requests that met every limit; a metric without a value meets its limit."""
     fine = _known(requests.due)
-    pairs = ((slo.ttft_ms, requests.ttft), (slo.itl_ms, requests.itl), (slo.e2e_ms, requests.e2e))
-    for limit, values in pairs:
-        if limit is not None:
-            fine &= ~(values() > limit * (requests.per_second / 1000))
+    for name, limit in slo.limits.items():
+        fine &= ~(getattr(requests, name)() > limit * (requests.per_second / 1000))
     return fine
 
 

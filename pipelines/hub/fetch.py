@@ -177,7 +177,6 @@ class _Receiver(io.FileIO):
         self._job = job
 
     def write(self, data: Any) -> int:
-        """Write all of `data`."""
         if self._job.stop.is_set():
             raise _StoppedError
         rest = memoryview(data)
