@@ -166,7 +166,7 @@ class _Work:
         simulated = None if folders.simulation is None else folders.simulation.make()
         if simulated is not None and folders.simulation is not None:
             yield examine_simulation(simulated, model, folders.simulation.spec, inputs, self.progress)
-        checkpoint = Checkpoint.open(folders.checkpoint)
+        checkpoint = Checkpoint(folders.checkpoint)
         result = examine(checkpoint, model, inputs, self.progress)
         model = trace_checkpoint(folders.model, checkpoint)
         yield result if simulated is None else self._exported(result, checkpoint, simulated, model, noise)

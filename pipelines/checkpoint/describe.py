@@ -28,7 +28,7 @@ def describe(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: the folder is not a readable checkpoint.
     """
-    checkpoint = Checkpoint.open(folder)
+    checkpoint = Checkpoint(folder)
     config = checkpoint.config
     stored = [(name, info.dtype, info.nbytes) for file in checkpoint.ranks for name, info in file.header.items()]
     files = {file.path.name: file.path.stat().st_size for file in checkpoint.ranks}

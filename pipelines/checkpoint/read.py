@@ -46,23 +46,15 @@ class Checkpoint:
         ranks: the rank files, in order, without merging.
     """
 
-    def __init__(self, folder: Path, config: CheckpointConfig, ranks: list[TensorFile]) -> None:
-        """Use `Checkpoint.open` instead."""
-        self.folder = folder
-        self.config = config
-        self.ranks = ranks
-        self._places = self._find_tensors()
-
-    @classmethod
-    def open(cls, folder: Path) -> Checkpoint:
+    def __init__(self, folder: Path) -> None:
         """Read config.json and the header of every rank file.
 
         Raises:
             UserError: a file is missing or damaged, or ranks contain different tensors.
         """
-        config = CheckpointConfig.load(folder)
-        ranks = [TensorFile(folder / f"rank{rank}.safetensors") for rank in range(config.world_size)]
-        return cls(folder, config, ranks)
+        self.folder, self.config = folder, CheckpointConfig.load(folder)
+        self.ranks = [TensorFile(folder / f"rank{rank}.safetensors") for rank in range(self.config.world_size)]
+        self._places = self._find_tensors()
 
     def __contains__(self, name: str) -> bool:
         return name in self._places

@@ -86,7 +86,7 @@ def calibrated_scales(
     try:
         with muted():
             config, data = prepared(cache, progress)
-            weights = DecodedWeights(task.source, Checkpoint.open(out_dir))
+            weights = DecodedWeights(task.source, Checkpoint(out_dir))
             layers = LayerSource(task.source, task.dtype, task.device, weights=weights)
             quantizer = LayerQuantizer(layers, cache, config, data, folder)
             exported, layout = folder / "layer", RanksLayout(1, 1, 1)

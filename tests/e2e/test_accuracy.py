@@ -51,7 +51,7 @@ def test_sparse_and_fp8_together(cli, sparse):
     said = cli.run("build", "model=tiny_llama", "quant=fp8", "sparsity=sparsegpt_2_4")
     assert re.search(r"sparsify +cached", said)
     (folder,) = (cli.store / "quantize").glob("tiny_llama-sparsegpt_2_4-fp8-*")
-    checkpoint = Checkpoint.open(folder)
+    checkpoint = Checkpoint(folder)
     weight_oi = np.asarray(checkpoint.tensor("transformer.layers.0.mlp.fc.weight")).astype(np.float32)
     groups = (weight_oi.reshape(weight_oi.shape[0], -1, 4) == 0).sum(axis=2)
     assert groups.min() >= 2

@@ -57,8 +57,8 @@ def test_weights_and_scales_are_near_those_of_the_cpu(tmp_path, qformat):
     """Both see the same tokens; only rounding differs, which may move a weight to the next code."""
     if FORMATS[qformat].sequential:
         pytest.skip("with a GPU in the machine, ModelOpt's GPTQ asks it for its memory even for a model on the CPU")
-    on_cuda = Checkpoint.open(export(tmp_path / "cuda", quant_spec(qformat)))
-    on_cpu = Checkpoint.open(export(tmp_path / "cpu", quant_spec(qformat), "cpu"))
+    on_cuda = Checkpoint(export(tmp_path / "cuda", quant_spec(qformat)))
+    on_cpu = Checkpoint(export(tmp_path / "cpu", quant_spec(qformat), "cpu"))
     assert set(on_cuda) == set(on_cpu)
     for name in on_cpu:
         if name.endswith("activation_scaling_factor"):

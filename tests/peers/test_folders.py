@@ -54,7 +54,7 @@ def test_a_folder_is_taken_over(row: Row, tmp_path: Path) -> None:
     code, text = command(tmp_path, folder, "evaluate", *row.quant, *QUESTIONS)
     assert code == 0, text
     (config,) = tmp_path.glob("quantize/*/config.json")
-    checkpoint = Checkpoint.open(config.parent)
+    checkpoint = Checkpoint(config.parent)
     assert verify(config.parent) == []
     theirs = load_file(folder / "dequantized.safetensors")
     for layer in range(checkpoint.config.num_hidden_layers):

@@ -105,7 +105,7 @@ def _moved(fault: Fault, places: Places, clean: Places) -> float | None:
         right, found = (_engine_logits(each.engine) for each in (clean, places))
     else:
         right, found = (
-            trace_checkpoint(each.model, Checkpoint.open(each.checkpoint)).logits([TEXT])[0] for each in (clean, places)
+            trace_checkpoint(each.model, Checkpoint(each.checkpoint)).logits([TEXT])[0] for each in (clean, places)
         )
     if not np.isfinite(found).all():
         return None

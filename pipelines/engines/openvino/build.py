@@ -45,7 +45,7 @@ def build_engine(
         UserError: the checkpoint is damaged or of a kind that this engine does not support, or the limits contradict
             it.
     """
-    opened = Checkpoint.open(checkpoint)
+    opened = Checkpoint(checkpoint)
     positions = original_context(opened.config) or opened.config.max_position_embeddings
     if limits.max_seq_len > positions:
         raise UserError(

@@ -83,7 +83,7 @@ def test_nvfp4_without_cuda_is_refused_before_anything_is_loaded(models, tmp_pat
 def test_a_quantized_kv_cache_is_really_in_the_checkpoint(qformat, kv_cache, models, texts, tmp_path) -> None:
     """The pattern that TensorRT-LLM's own script uses loses INT8 without a word; ours must not."""
     quantize(models["gemma"], tmp_path, spec_of(qformat, kv_cache), texts, CALIBRATION)
-    checkpoint = Checkpoint.open(tmp_path)
+    checkpoint = Checkpoint(tmp_path)
     assert verify(tmp_path) == []
     assert checkpoint.config.kv_format is kv_cache
     scale = checkpoint.tensor("transformer.layers.1.attention.kv_cache_scaling_factor")
@@ -109,7 +109,7 @@ def test_a_split_checkpoint_holds_the_same_model(qformat, tp_size, pp_size, mode
             models["llama"], tmp_path / name, spec_of(qformat), texts, CALIBRATION, tp_size=split[0], pp_size=split[1]
         )
     assert verify(tmp_path / "split") == []
-    one, split_up = Checkpoint.open(tmp_path / "one"), Checkpoint.open(tmp_path / "split")
+    one, split_up = Checkpoint(tmp_path / "one"), Checkpoint(tmp_path / "split")
     assert set(one) == set(split_up)
     for name in one:
         np.testing.assert_array_equal(one.tensor(name), split_up.tensor(name), err_msg=name)
@@ -133,7 +133,7 @@ def test_the_checkpoint_holds_the_weights_that_modelopt_simulates(kind, qformat,
     rare = 0.05 if qformat is QFormat.W4A8_AWQ else 0.002
     quantize(models[kind], tmp_path, spec_of(qformat), texts, CALIBRATION)
     model = fake_quantized_model(models[kind], spec_of(qformat), texts, CALIBRATION)
-    checkpoint, layer = Checkpoint.open(tmp_path), model.model.layers[1]
+    checkpoint, layer = Checkpoint(tmp_path), model.model.layers[1]
     attention, mlp = layer.self_attn, layer.mlp
     pairs = {
         "attention.qkv": [attention.q_proj, attention.k_proj, attention.v_proj],
@@ -295,7 +295,7 @@ def test_a_dead_channel_stays_zero(qformat, tmp_path, texts) -> None:
     change_weight(folder, "model.layers.0.self_attn.o_proj.weight", slice(6, 8), slice(None), 0.0)
     quantize(folder, tmp_path / "out", spec_of(qformat), texts, CALIBRATION)
     assert verify(tmp_path / "out") == []
-    assert not dequantize(Checkpoint.open(tmp_path / "out"), "transformer.layers.0.attention.dense")[6:8].any()
+    assert not dequantize(Checkpoint(tmp_path / "out"), "transformer.layers.0.attention.dense")[6:8].any()
 
 
 def test_a_layer_of_zeros_is_named(tmp_path, texts) -> None:
@@ -341,7 +341,7 @@ def test_the_batch_size_does_not_change_what_is_measured(models, texts, tmp_path
     for size in (1, 4):
         spec = CalibrationSettings(size=12, seq_len=16, batch_size=size)
         quantize(models["llama"], tmp_path / str(size), spec_of(QFormat.FP8), texts, spec)
-    one, four = Checkpoint.open(tmp_path / "1"), Checkpoint.open(tmp_path / "4")
+    one, four = Checkpoint(tmp_path / "1"), Checkpoint(tmp_path / "4")
     for name in one:
         if name.endswith("activation_scaling_factor"):
             np.testing.assert_allclose(one.tensor(name), four.tensor(name), rtol=0.02)

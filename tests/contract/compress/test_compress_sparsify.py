@@ -100,7 +100,7 @@ def test_zeros_survive_quantization(qformat, models, texts, tmp_path) -> None:
     """FP8 of zero is zero, so a sparse model stays 2:4 sparse in the checkpoint."""
     sparsify(models["gemma"], tmp_path / "sparse", SparsitySettings(method="sparsegpt"), texts, CALIBRATION)
     quantize(tmp_path / "sparse", tmp_path / "out", quant_spec(qformat), texts, CALIBRATION)
-    checkpoint = Checkpoint.open(tmp_path / "out")
+    checkpoint = Checkpoint(tmp_path / "out")
     for name in checkpoint:
         if ".mlp." in name and name.endswith(".weight"):
             groups = checkpoint.tensor(name).astype("float32").reshape(-1, 4)
@@ -142,7 +142,7 @@ def test_a_pruned_model_with_columns_of_zeros_is_smoothed(tmp_path) -> None:
     empty = {name: int((~weight.any(dim=0)).sum()) for name, weight in pruned.items() if name.split(".")[-2] in THEIRS}
     assert sum(empty.values()) > 0
     quantize(sparse, tmp_path / "out", quant_spec(QFormat.INT8_SQ), ["The river of Githbrel is"] * 4, CALIBRATION)
-    made = Checkpoint.open(tmp_path / "out")
+    made = Checkpoint(tmp_path / "out")
     for name, count in empty.items():  # zero again afterwards, every one of them
         layer, linear = name.split(".")[2], THEIRS[name.split(".")[-2]]
         assert int((made.tensor(f"transformer.layers.{layer}.{linear}.weight") == 0).all(axis=0).sum()) >= count

@@ -212,7 +212,7 @@ def test_gptq_takes_hessians_in_parts_and_columns_of_zeros(texts, tmp_path, monk
     quantize(model, tmp_path / "parts", spec_of(QFormat.INT4_GPTQ), texts, CALIBRATION)
     for name in ("attention.qkv", "mlp.gate", "mlp.proj"):
         module = f"transformer.layers.1.{name}"
-        one, parts = (dequantize(Checkpoint.open(tmp_path / each), module) for each in ("one", "parts"))
+        one, parts = (dequantize(Checkpoint(tmp_path / each), module) for each in ("one", "parts"))
         assert (one == parts).mean() > 0.99
     assert not parts[:, 200].any()
 
@@ -270,7 +270,7 @@ def test_scales_with_the_least_error_equal_those_of_the_whole_model(kind, qforma
     compare(models[kind], spec, texts, tmp_path)
     quantize(models[kind], tmp_path / "max", spec_of(qformat), texts, CALIBRATION)
     name = "transformer.layers.1.mlp.fc.weights_scaling_factor"
-    found, largest = (Checkpoint.open(tmp_path / each).tensor(name) for each in ("layers", "max"))
+    found, largest = (Checkpoint(tmp_path / each).tensor(name) for each in ("layers", "max"))
     assert (found < largest).mean() > 0.5
 
 
@@ -279,9 +279,9 @@ def test_gptq_moves_weights_and_has_no_scales_for_inputs(models, texts, tmp_path
     for qformat in (QFormat.INT4_GPTQ, QFormat.INT4_RTN):
         facts = quantize(models["llama"], tmp_path / qformat, spec_of(qformat), texts, CALIBRATION)
         assert facts["qformat"] == qformat
-        assert not Checkpoint.open(tmp_path / qformat).config.quantization.pre_quant_scale
+        assert not Checkpoint(tmp_path / qformat).config.quantization.pre_quant_scale
     name = "transformer.layers.1.mlp.proj"
-    solved, rounded = (dequantize(Checkpoint.open(tmp_path / each), name) for each in ("int4_gptq", "int4_rtn"))
+    solved, rounded = (dequantize(Checkpoint(tmp_path / each), name) for each in ("int4_gptq", "int4_rtn"))
     source = ModelWeights(look_at(models["llama"])).tensor("model.layers.1.mlp.down_proj.weight", torch.float32).numpy()
     assert abs(solved - source).sum() > abs(rounded - source).sum()
 

@@ -181,7 +181,7 @@ def test_a_checkpoint_has_the_weights_that_a_folder_means(name, tmp_path) -> Non
     group = GROUP if block.get("group_size") == GROUP else 128
     quantize(tmp_path / "given", tmp_path / "out", quant_spec(qformat, group_size=group), (), CALIBRATION)
     assert verify(tmp_path / "out") == []
-    checkpoint = Checkpoint.open(tmp_path / "out")
+    checkpoint = Checkpoint(tmp_path / "out")
     for layer in range(checkpoint.config.num_hidden_layers):
         found = {part: dequantize(checkpoint, f"transformer.layers.{layer}.{part}") for part in MODULES}
         expected = {part: values[f"model.layers.{layer}.{stem}"] for part, stem in MODULES.items()}
@@ -310,7 +310,7 @@ def test_files_beside_config_json_declare_too(tmp_path) -> None:
         quantize(
             tmp_path / name, tmp_path / f"{name}.out", quant_spec(QFormat.INT4_GPTQ, group_size=GROUP), (), CALIBRATION
         )
-        found = dequantize(Checkpoint.open(tmp_path / f"{name}.out"), "transformer.layers.1.mlp.proj")
+        found = dequantize(Checkpoint(tmp_path / f"{name}.out"), "transformer.layers.1.mlp.proj")
         np.testing.assert_allclose(found, values["model.layers.1.mlp.down_proj"], atol=1e-2)
     folder(tmp_path / "quanto", None, None)
     (tmp_path / "quanto/quanto_qmap.json").write_text("{}")

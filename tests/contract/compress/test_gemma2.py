@@ -47,7 +47,7 @@ class Reader:
     """Logits of a checkpoint of one rank."""
 
     def __init__(self, folder: Path, windows: tuple[int, ...]) -> None:
-        self.checkpoint, self.raw = Checkpoint.open(folder), read_checkpoint(folder)
+        self.checkpoint, self.raw = Checkpoint(folder), read_checkpoint(folder)
         self.windows = windows
 
     def __call__(self, ids: list[int]) -> np.ndarray:

@@ -47,7 +47,7 @@ def test_an_imported_checkpoint_has_the_weights_of_the_folder(kind, symmetric, v
     folder = write_gptq(models[kind], tmp_path / "given", group=64, version=version, symmetric=symmetric)
     facts = quantize(folder, tmp_path / "out", SPEC, (), CALIBRATION)
     assert verify(tmp_path / "out") == []
-    checkpoint = Checkpoint.open(tmp_path / "out")
+    checkpoint = Checkpoint(tmp_path / "out")
     assert facts["calibration"]["sequences"] == 0
     assert checkpoint.config.quantization.has_zero_point is not symmetric
     name = "model.layers.1.mlp.down_proj"
@@ -79,7 +79,7 @@ def test_other_families_are_taken_over_with_all_that_is_not_rounded(kind, tmp_pa
     source = load_file(original / "model.safetensors")["model.layers.1.mlp.down_proj.weight"].float().numpy()
     codes, points, scales = (each.astype(np.float32) for each in rounded(source, 64, symmetric=True))
     expected = (codes - np.repeat(points, 64, axis=1)) * np.repeat(scales, 64, axis=1)
-    found = dequantize(Checkpoint.open(tmp_path / "out"), "transformer.layers.1.mlp.proj")
+    found = dequantize(Checkpoint(tmp_path / "out"), "transformer.layers.1.mlp.proj")
     np.testing.assert_allclose(found, expected, atol=1e-7)
     quantize(original, tmp_path / "plain", quant_spec(QFormat.NONE), (), CALIBRATION)
     ours, theirs = (TensorFile(tmp_path / each / "rank0.safetensors") for each in ("out", "plain"))
@@ -101,7 +101,7 @@ def test_the_cache_of_an_int4_folder_is_calibrated_on_its_weights(
     assert facts["calibration"]["sequences"] == CALIBRATION.size
     quantize(folder, tmp_path / "bare", SPEC, (), CALIBRATION)
     shutil.copytree(models[kind], tmp_path / "decoded")
-    tensors, bare = load_file(models[kind] / "model.safetensors"), Checkpoint.open(tmp_path / "bare")
+    tensors, bare = load_file(models[kind] / "model.safetensors"), Checkpoint(tmp_path / "bare")
     for layer in range(2):
         rows = 0
         for name in ("q", "k", "v"):
@@ -376,7 +376,7 @@ def test_a_folder_in_fp8_becomes_a_checkpoint_of_several_ranks(kind, tp, pp, mod
     quantize(folder, tmp_path / "whole", spec, (), CALIBRATION)
     quantize(folder, tmp_path / "parted", spec, (), CALIBRATION, tp_size=tp, pp_size=pp)
     assert verify(tmp_path / "parted") == []
-    whole, parted = (Checkpoint.open(tmp_path / each) for each in ("whole", "parted"))
+    whole, parted = (Checkpoint(tmp_path / each) for each in ("whole", "parted"))
     assert set(whole) == set(parted)
     assert len(parted.ranks) == tp * pp
     for name in whole:

@@ -74,7 +74,7 @@ def test_the_checkpoint_has_the_weights_that_training_computed_with(
         texts()[:4],
         CalibrationSettings(size=4, seq_len=64, batch_size=1),
     )
-    checkpoint = Checkpoint.open(tmp_path / "checkpoint")
+    checkpoint = Checkpoint(tmp_path / "checkpoint")
     assert len(seen) == 4 * len(LINEARS)
     for layer in range(4):
         for theirs in dict.fromkeys(LINEARS.values()):

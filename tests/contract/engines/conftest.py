@@ -178,7 +178,7 @@ def widen(folder: Path, out: Path) -> Path:
     """Write a 16-bit checkpoint as float32."""
     from safetensors.numpy import save_file
 
-    checkpoint = Checkpoint.open(folder)
+    checkpoint = Checkpoint(folder)
     out.mkdir()
     config = json.loads((folder / "config.json").read_text()) | {"dtype": "float32"}
     (out / "config.json").write_text(json.dumps(config))

@@ -15,7 +15,7 @@ from tests.contract.engines.conftest import Workshop, relative_error
 def test_a_16_bit_checkpoint_is_the_original(kind: str, workshop: Workshop) -> None:
     """Gemma's norms are stored as bf16(1 + w), which is all that differs."""
     source, ids = workshop.source(kind), workshop.batch(kind)[0, :32].tolist()
-    checkpoint = Checkpoint.open(workshop.checkpoint(kind, QFormat.NONE))
+    checkpoint = Checkpoint(workshop.checkpoint(kind, QFormat.NONE))
     found, expected = (
         np.asarray(model.logits([ids])[0]) for model in (trace_checkpoint(source, checkpoint), trace_model(source))
     )

@@ -101,8 +101,8 @@ def test_longrope_is_written_as_tensorrt_llm_reads_it(workshop: Workshop) -> Non
 @pytest.mark.parametrize("kind", BY_TENSOR)
 def test_rounded_weights_are_those_of_the_model(kind: str, workshop: Workshop) -> None:
     """Each linear of int4_rtn is the model's own within half a step: nothing is swapped or split wrongly."""
-    checkpoint = Checkpoint.open(workshop.checkpoint(kind, QFormat.INT4_RTN))
-    plain = Checkpoint.open(workshop.checkpoint(kind, QFormat.NONE))
+    checkpoint = Checkpoint(workshop.checkpoint(kind, QFormat.INT4_RTN))
+    plain = Checkpoint(workshop.checkpoint(kind, QFormat.NONE))
     for name in (name for name in checkpoint if name.endswith(".weights_scaling_factor")):
         module = name.removesuffix(".weights_scaling_factor")
         scale, packed = checkpoint.tensor(name), checkpoint.tensor(f"{module}.weight")
@@ -179,7 +179,7 @@ def test_experts_are_divided_as_tensorrt_llm_reads_them(qformat: QFormat, tp: in
     """Rank r has the experts of group r % moe_ep_size, and of each the part r // moe_ep_size; together, all of it."""
     folder = workshop.checkpoint("mixtral", qformat, tp=tp, ep=2)
     assert verify(folder) == []
-    split, whole = Checkpoint.open(folder), Checkpoint.open(workshop.checkpoint("mixtral", qformat))
+    split, whole = Checkpoint(folder), Checkpoint(workshop.checkpoint("mixtral", qformat))
     mapping = json.loads((folder / "config.json").read_text())["mapping"]
     assert (mapping["world_size"], mapping["moe_tp_size"], mapping["moe_ep_size"]) == (tp, tp // 2, 2)
     for name in whole:

@@ -34,7 +34,7 @@ def test_the_head_multiplies_with_rounded_weights(
     checkpoint = workshop.checkpoint(kind, QFormat.NONE)
     engine = OpenVinoEngine(F32)
     facts = engine.build(checkpoint, LIMITS, tmp_path / "engine", SilentProgress())
-    folder, opened = EngineFolder.load(tmp_path / "engine"), Checkpoint.open(checkpoint)
+    folder, opened = EngineFolder.load(tmp_path / "engine"), Checkpoint(checkpoint)
     table = opened.tensor(TABLE[kind])
     hidden = np.random.default_rng(0).standard_normal((1, 5, table.shape[1]), dtype=np.float32)
     (found,) = engine.open(folder.path).head().logits([hidden], 5)
@@ -50,7 +50,7 @@ def test_the_head_multiplies_with_rounded_weights(
 def test_a_head_that_is_quantized_already_is_refused(workshop: Workshop, tmp_path: Path) -> None:
     checkpoint = workshop.checkpoint("llama", QFormat.FP8)
     with pytest.raises(UserError, match=r"head_precision=int8: .*layers.0.mlp.fc.weight' is quantized.*, to F8_E4M3"):
-        WeightStore(Checkpoint.open(checkpoint)).int8_rows("transformer.layers.0.mlp.fc")
+        WeightStore(Checkpoint(checkpoint)).int8_rows("transformer.layers.0.mlp.fc")
 
 
 def test_its_memory_is_half_of_the_head() -> None:

@@ -44,7 +44,7 @@ def rounded(x: Any, scale: float) -> Any:
 
 def with_weights_of(model: Any, folder: Path) -> Any:
     """Give Transformers' model the weights of an FP8 checkpoint, and round what goes into each product."""
-    opened = Checkpoint.open(folder)
+    opened = Checkpoint(folder)
 
     def linear(module: str) -> tuple[Any, float]:
         weight, scale, inputs = (
@@ -121,7 +121,7 @@ def test_fp8_experts_compute_what_the_checkpoint_says(kind: str, workshop: Works
 
 def test_experts_in_fp8_are_the_models_own(workshop: Workshop) -> None:
     """Each weight is within an FP8 step of the model's: no expert is swapped, up is before gate."""
-    fp8, plain = (Checkpoint.open(workshop.checkpoint("mixtral", each)) for each in (QFormat.FP8, QFormat.NONE))
+    fp8, plain = (Checkpoint(workshop.checkpoint("mixtral", each)) for each in (QFormat.FP8, QFormat.NONE))
     for module in ("mlp.fc", "mlp.proj"):
         name = f"transformer.layers.1.{module}"
         scale = fp8.tensor(f"{name}.weights_scaling_factor")
@@ -141,7 +141,7 @@ def test_fp8_experts_on_several_ranks_compute_the_same(kind: str, workshop: Work
     quantize(given, tmp_path / "whole", spec, (), CALIBRATION)
     quantize(given, parted, spec, (), CALIBRATION, tp_size=2, pp_size=2, moe_ep_size=2)
     assert verify(parted) == []
-    whole, ranks = Checkpoint.open(tmp_path / "whole"), Checkpoint.open(parted).ranks
+    whole, ranks = Checkpoint(tmp_path / "whole"), Checkpoint(parted).ranks
     layers = whole.config.num_hidden_layers
     for module in ("mlp.fc", "mlp.proj"):
         last, local = f"transformer.layers.{layers - 1}.{module}", f"transformer.layers.{layers // 2 - 1}.{module}"

@@ -150,7 +150,7 @@ def test_a_mix_is_its_checkpoint(workshop: Workshop) -> None:
     """Decoded weights in torch, each input rounded as its own linear's format does."""
     folder = workshop.mix("llama", mix_spec(MIXES[0], 6.0, texts=4))
     assert CheckpointConfig.load(folder).qformats == MIXES[0]
-    model = decoded(workshop.plain("llama").float(), Checkpoint.open(folder))
+    model = decoded(workshop.plain("llama").float(), Checkpoint(folder))
     found, expected = workshop.logits(folder, "llama"), torch_logits(model, workshop.batch("llama"))
     assert relative_error(found, expected) <= 1e-2
     assert same_top(found, expected) >= 0.99
@@ -192,7 +192,7 @@ def test_the_engine_is_its_checkpoint(qformat: QFormat, workshop: Workshop) -> N
     an AMD EPYC. For NVFP4, which ModelOpt simulates on CUDA only, this repeats the arithmetic of its kernel.
     """
     folder = workshop.checkpoint("llama", qformat)
-    model = decoded(workshop.plain("llama").float(), Checkpoint.open(folder))
+    model = decoded(workshop.plain("llama").float(), Checkpoint(folder))
     found = workshop.logits(folder, "llama")
     expected = torch_logits(model, workshop.batch("llama"))
     assert relative_error(found, expected) <= (1.5e-2 if qformat is QFormat.NVFP4 else 1e-2)
@@ -202,7 +202,7 @@ def test_the_engine_is_its_checkpoint(qformat: QFormat, workshop: Workshop) -> N
 def test_nvfp4_with_bf16_arithmetic_is_as_far_as_torch(workshop: Workshop) -> None:
     """A bf16 rounding often is another FP4 code: torch itself moves by 9 %, the engine by no more than 1.2 x that."""
     folder = workshop.checkpoint("llama", QFormat.NVFP4)
-    model = decoded(workshop.plain("llama").float(), Checkpoint.open(folder))
+    model = decoded(workshop.plain("llama").float(), Checkpoint(folder))
     exact = torch_logits(model, workshop.batch("llama"))
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) or "norm" in name:
@@ -227,9 +227,7 @@ def test_zero_points_are_in_the_numbers(shift: float, workshop: Workshop, tmp_pa
         tensors[name.replace("weights_scaling_factor", "zero")] = ((8 - points) * scale).bfloat16().contiguous()
     save_file(tensors, tmp_path / "rank0.safetensors")
     assert verify(tmp_path) == []
-    expected = torch_logits(
-        decoded(workshop.plain("llama").float(), Checkpoint.open(tmp_path)), workshop.batch("llama")
-    )
+    expected = torch_logits(decoded(workshop.plain("llama").float(), Checkpoint(tmp_path)), workshop.batch("llama"))
     assert relative_error(workshop.logits(tmp_path, "llama"), expected) <= 2e-2
 
 

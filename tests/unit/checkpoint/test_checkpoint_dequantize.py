@@ -21,7 +21,7 @@ FC = "transformer.layers.0.mlp.fc"
 def fc(folder_of: Write, algo: str, weight: np.ndarray, **scales: np.ndarray) -> np.ndarray:
     """Write one linear with its scales and decode it."""
     tensors = {f"{FC}.weight": weight, **{f"{FC}.{leaf}": values for leaf, values in scales.items()}}
-    return dequantize(Checkpoint.open(folder_of([tensors], quantization={"quant_algo": algo})), FC)
+    return dequantize(Checkpoint(folder_of([tensors], quantization={"quant_algo": algo})), FC)
 
 
 def f32(*values: float) -> np.ndarray:

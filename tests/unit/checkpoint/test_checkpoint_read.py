@@ -26,12 +26,12 @@ def rows(*values: int) -> np.ndarray:
 
 def read(folder_of: Write, ranks: list[dict[str, np.ndarray]], name: str, **changes: object) -> list[int]:
     """Write, open, merge one tensor; return its first column."""
-    merged = Checkpoint.open(folder_of(ranks, **changes)).tensor(name)
+    merged = Checkpoint(folder_of(ranks, **changes)).tensor(name)
     return merged.reshape(merged.shape[0], -1)[:, 0].tolist()
 
 
 def test_one_rank_is_not_copied(write_checkpoint: Write) -> None:
-    checkpoint = Checkpoint.open(write_checkpoint([{QKV: rows(*range(12))}]))
+    checkpoint = Checkpoint(write_checkpoint([{QKV: rows(*range(12))}]))
     assert not checkpoint.tensor(QKV).flags.owndata
 
 
@@ -63,7 +63,7 @@ def test_input_split_linears_merge_on_the_input(write_checkpoint: Write) -> None
          f"{DENSE}.weights_scaling_factor": whole[:, half], f"{DENSE}.activation_scaling_factor": scale}
         for half in (slice(0, 2), slice(2, 4))
     ]  # fmt: skip
-    checkpoint = Checkpoint.open(write_checkpoint(parts, mapping=TP2))
+    checkpoint = Checkpoint(write_checkpoint(parts, mapping=TP2))
     for leaf, expected in (("weight", whole), ("weights_scaling_factor", whole), ("prequant_scaling_factor", whole[0])):
         np.testing.assert_array_equal(checkpoint.tensor(f"{DENSE}.{leaf}"), expected)
     assert checkpoint.tensor(f"{DENSE}.activation_scaling_factor").tolist() == [0.5]
@@ -76,7 +76,7 @@ def test_zero_points_merge_the_other_way_round_than_scales(write_checkpoint: Wri
         {qkv: np.array([[10, 20, 30]], np.int8), dense: np.array([[1, 2]], np.int8)},
         {qkv: np.array([[12, 22, 32]], np.int8), dense: np.array([[3, 4]], np.int8)},
     ]
-    checkpoint = Checkpoint.open(write_checkpoint(ranks, mapping=TP2))
+    checkpoint = Checkpoint(write_checkpoint(ranks, mapping=TP2))
     assert checkpoint.tensor(qkv).tolist() == [[10, 12, 20, 22, 30, 32]]
     assert checkpoint.tensor(dense).tolist() == [[1, 2], [3, 4]]
 
@@ -94,35 +94,35 @@ def test_pipeline_stages_are_renumbered(write_checkpoint: Write) -> None:
     name = "transformer.layers.{}.mlp.fc.weight"
     ranks = [{name.format(0): rows(10), name.format(1): rows(11)}, {name.format(0): rows(12), name.format(1): rows(13)}]
     mapping = {"world_size": 2, "tp_size": 1, "pp_size": 2}
-    checkpoint = Checkpoint.open(write_checkpoint(ranks, mapping=mapping, num_hidden_layers=4))
+    checkpoint = Checkpoint(write_checkpoint(ranks, mapping=mapping, num_hidden_layers=4))
     assert [checkpoint.tensor(name.format(i))[0, 0] for i in range(4)] == [10, 11, 12, 13]
 
 
 def test_missing_layers_are_counted(write_checkpoint: Write) -> None:
     with pytest.raises(UserError, match=r"has 1 layers; its config\.json says 3"):
-        Checkpoint.open(write_checkpoint([{QKV: rows(*range(12))}], num_hidden_layers=3))
+        Checkpoint(write_checkpoint([{QKV: rows(*range(12))}], num_hidden_layers=3))
 
 
 def test_a_missing_rank_file_is_named(write_checkpoint: Write) -> None:
     with pytest.raises(UserError, match=r"rank1\.safetensors does not exist"):
-        Checkpoint.open(write_checkpoint([{QKV: rows(*range(6))}], mapping=TP2))
+        Checkpoint(write_checkpoint([{QKV: rows(*range(6))}], mapping=TP2))
 
 
 def test_a_missing_tensor_is_named(write_checkpoint: Write) -> None:
-    checkpoint = Checkpoint.open(write_checkpoint([{QKV: rows(*range(12))}]))
+    checkpoint = Checkpoint(write_checkpoint([{QKV: rows(*range(12))}]))
     with pytest.raises(UserError, match=r"no tensor 'lm_head\.weight'"):
         checkpoint.tensor("lm_head.weight")
 
 
 def test_ranks_of_different_exports_are_refused(write_checkpoint: Write) -> None:
     with pytest.raises(UserError, match=r"different tensors: 'lm_head\.weight'"):
-        Checkpoint.open(write_checkpoint([{QKV: rows(1)}, {QKV: rows(1), "lm_head.weight": rows(1)}], mapping=TP2))
+        Checkpoint(write_checkpoint([{QKV: rows(1)}, {QKV: rows(1), "lm_head.weight": rows(1)}], mapping=TP2))
 
 
 def test_a_shared_scale_that_differs_is_refused(write_checkpoint: Write) -> None:
     name = f"{DENSE}.activation_scaling_factor"
     ranks = [{name: np.array([value], dtype=np.float32)} for value in (0.5, 0.25)]
-    checkpoint = Checkpoint.open(write_checkpoint(ranks, mapping=TP2))
+    checkpoint = Checkpoint(write_checkpoint(ranks, mapping=TP2))
     with pytest.raises(UserError, match=rf"'{name}' differs between tensor-parallel ranks 0 and 1"):
         checkpoint.tensor(name)
 
