@@ -256,22 +256,17 @@ def write_by_tensor(task: QuantizeTask, out_dir: Path, progress: Progress) -> di
         _check(source, tensors)
         identity = [spec.quant.qformat, group, *task.split, task.dtype, stamp(source), torch.__version__]
         record = ProgressRecord(out_dir, {"sixteen_bit": identity})
-        _write(source.shape, tensors, config, out_dir, record, progress)
+        _write(tensors, config, out_dir, record, progress)
     record.close()
     return {**describe(out_dir), "calibration": calibration_facts(None, 0.0), "device": "cpu", "tool": {}}
 
 
 def _write(
-    shape: ModelShape,
-    tensors: CheckpointTensors,
-    config: CheckpointConfig,
-    out_dir: Path,
-    record: ProgressRecord,
-    progress: Progress,
+    tensors: CheckpointTensors, config: CheckpointConfig, out_dir: Path, record: ProgressRecord, progress: Progress
 ) -> None:
     """Write every layer that `record` does not know yet, and what is outside of layers."""
     layers = config.num_hidden_layers
-    files = RankFiles(shape, config, out_dir, begun=record.layers > 0)
+    files = RankFiles(config, out_dir, begun=record.layers > 0)
     record.announce(layers, progress)
     with progress.task("copying layers", layers - record.layers, "layers") as advance:
         for number in range(record.layers, layers):

@@ -21,7 +21,7 @@ from pipelines.checkpoint.read import split_axis
 from pipelines.checkpoint.tensors import TensorInfo, TensorSpec, read_header
 from pipelines.checkpoint.verify import expected_tensors
 from pipelines.compress.model_folder import EMBEDDING, FIRST, HEAD, ModelWeights, TensorWriter, true_name
-from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.families import FAMILIES
 from pipelines.domain.progress import Progress
 
 _SHARD_BYTES = 10 * 10**9  # ModelOpt's default
@@ -125,9 +125,9 @@ class RankFiles:
         layout: of the files.
     """
 
-    def __init__(self, shape: ModelShape, config: CheckpointConfig, out_dir: Path, *, begun: bool = False) -> None:
+    def __init__(self, config: CheckpointConfig, out_dir: Path, *, begun: bool = False) -> None:
         """Create the files, with headers and room; or open those that a killed run has created."""
-        self._shape, self._config = shape, config
+        self._config = config
         self.layout = RanksLayout(config.num_hidden_layers, config.tp_size, config.pp_size)
         if begun:
             self.writer = self.layout.reopen(out_dir)
@@ -146,7 +146,7 @@ class RankFiles:
 
         With more ranks than key and value heads, neighbouring ranks have the same head.
         """
-        config, shape, parts = self._config, self._shape, self._config.tp_size
+        config, parts = self._config, self._config.tp_size
         of_experts = config.experts is not None and name.startswith(_OF_EXPERTS) and whole.dim() > 1
         if of_experts:
             number, rank = rank % config.moe_ep_size, rank // config.moe_ep_size
@@ -155,11 +155,13 @@ class RankFiles:
         if parts == 1 or is_scale or (axis := split_axis(name, tuple(whole.shape))) is None:
             return whole
         if name.startswith("attention.qkv."):
-            heads = (shape.num_attention_heads, *[shape.num_key_value_heads] * 2)
+            heads = (config.num_attention_heads, *[config.num_key_value_heads] * 2)
             width = len(whole) // sum(heads)  # of a head, or half of it where two outputs share a byte
             each = zip(torch.split(whole, [count * width for count in heads]), heads, strict=True)
             return torch.cat([rows.chunk(n := min(count, parts))[rank * n // parts] for rows, count in each])
-        two = name.startswith("mlp.fc") and (of_experts or shape.family.fused_linears)  # up and gate are one
+        two = name.startswith("mlp.fc") and (
+            of_experts or FAMILIES[config.architecture].fused_linears
+        )  # up and gate are one
         return torch.cat([half.chunk(parts, axis)[rank] for half in whole.chunk(2 if two else 1, axis)], axis)
 
 

@@ -164,7 +164,7 @@ def import_folder(task: QuantizeTask, out_dir: Path, progress: Progress) -> dict
         mixed["quantized_layers"] = _layer_blocks(folder, layers)
         (out_dir / LAYERS_FILE).write_text(json.dumps(mixed, indent=2) + "\n", encoding="utf-8")
     config = CheckpointConfig.load(out_dir)
-    expected, files = expected_tensors(config, 0), RankFiles(source.shape, config, out_dir)
+    expected, files = expected_tensors(config, 0), RankFiles(config, out_dir)
     scales = []
     with progress.task("importing", layers, "layers") as advance:
         for layer in range(layers):

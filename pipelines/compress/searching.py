@@ -8,25 +8,24 @@ import torch
 from torch.nn import functional
 
 from pipelines.compress import modelopt_door
+from pipelines.compress.by_tensor import QuantizeTask
 from pipelines.compress.calibration import CalibrationSet, forward_passes, run_batch
 from pipelines.compress.config import SEARCH_CAP, QuantSettings
 from pipelines.compress.contexts import f32_products
 from pipelines.compress.recipes import candidate_configs, kv_cache_config
-from pipelines.compress.specs import QuantSpec
-from pipelines.domain.families import Family
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.progress import Progress
 
 
 def search_mix(
-    model: torch.nn.Module, spec: QuantSpec, family: Family, data: CalibrationSet, progress: Progress, device: str
+    model: torch.nn.Module, task: QuantizeTask, data: CalibrationSet, progress: Progress
 ) -> tuple[torch.nn.Module, dict[str, Any]]:
     """Choose a format for each linear and calibrate it.
 
     Returns:
         the same model, now simulating the mix, and the record of the search: see `_record`.
     """
-    quant = spec.quant
+    spec, quant = task.spec, task.spec.quant
     assert quant.scoring is not None, "checked by the settings"
     assert quant.scoring_texts is not None, "as well"
     assert quant.effective_bits is not None, "as well"
@@ -44,8 +43,8 @@ def search_mix(
 
             quantized, choices = modelopt_door.search(
                 model,
-                candidate_configs(spec, family, modelopt_door.preset),
-                [batch.to(device) for batch in data.batches],
+                candidate_configs(spec, task.source.shape.family, modelopt_door.preset),
+                [batch.to(task.device) for batch in data.batches],
                 logits,
                 _loss,
                 effective_bits=quant.effective_bits,
@@ -55,7 +54,7 @@ def search_mix(
             )
         if spec.kv_cache is not KvFormat.AUTO:
             config = kv_cache_config(spec.kv_cache, modelopt_door.preset)
-            modelopt_door.quantize_kv_cache(quantized, config, forward_passes(data, progress, device))
+            modelopt_door.quantize_kv_cache(quantized, config, forward_passes(data, progress, task.device))
     return quantized.eval().requires_grad_(False), _record(quant, choices)
 
 

@@ -83,7 +83,7 @@ def simulated(task: QuantizeTask, progress: Progress) -> tuple[torch.nn.Module, 
         `expert_coverage` of the `experts` of a mixture.
     """
     config, data = prepared(task, progress)
-    family, form, facts = task.source.shape.family, FORMATS[task.spec.quant.qformat], dict[str, Any]()
+    form, facts = FORMATS[task.spec.quant.qformat], dict[str, Any]()
     with progress.task("loading the model", None):
         model = load_model(task.source, task.dtype, task.device)
     if config is not None and data is not None and (form.sequential or form.tuning == "awq"):
@@ -96,7 +96,7 @@ def simulated(task: QuantizeTask, progress: Progress) -> tuple[torch.nn.Module, 
         if counts:
             facts["experts"] = expert_coverage(counts, progress)
     elif task.spec.searches and data is not None:
-        model, facts["search"] = search_mix(model, task.spec, family, data, progress, task.device)
+        model, facts["search"] = search_mix(model, task, data, progress)
         check_calibrated(model)
     return model, data, facts
 

@@ -86,7 +86,8 @@ def sparsify(
             }
             record = ProgressRecord(out_dir, identity)
             states = HiddenStates(record.folder, layers, data) if data is not None else None
-            pruned = _prune_layers(source, layers, states, out_dir, record, progress)
+            folder = PrunedFolder(source, out_dir, [*range(layers.layers)])
+            pruned = _prune_layers(folder, layers, states, record, progress)
             link_small_files(model_dir, out_dir)
             errors: dict[str, list[float]] = record.notes.get("errors", {})
             record.close()
@@ -98,17 +99,11 @@ def sparsify(
 
 
 def _prune_layers(
-    source: ModelFolder,
-    layers: LayerSource,
-    states: HiddenStates | None,
-    out_dir: Path,
-    record: ProgressRecord,
-    progress: Progress,
+    folder: PrunedFolder, layers: LayerSource, states: HiddenStates | None, record: ProgressRecord, progress: Progress
 ) -> set[str]:
     """Prune the layers that `record` does not know yet, and return the names of all pruned weights."""
     linears = [f"{name}.weight" for name in LINEARS if f"{name}.weight" in layers.names]
     pruned = {f"{LAYER}{number}.{name}" for number in range(layers.layers) for name in linears}
-    folder = PrunedFolder(source, out_dir, [*range(layers.layers)])
     if record.layers:
         writer = folder.reopen()
         record.announce(layers.layers, progress)

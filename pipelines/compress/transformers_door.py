@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 import transformers
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    DynamicCache,
-    GenerationConfig,
-    PreTrainedTokenizerFast,
-)
-from transformers.utils import logging
+from transformers import AutoConfig as AutoConfig
+from transformers import AutoModelForCausalLM as AutoModelForCausalLM
+from transformers import DynamicCache as DynamicCache
+from transformers import GenerationConfig as GenerationConfig
+from transformers import PreTrainedTokenizerFast as PreTrainedTokenizerFast
+from transformers.utils import logging as logging
 
 VERSION: str = transformers.__version__
 MAJOR = int(VERSION.partition(".")[0])
-
-__all__ = [
-    "MAJOR",
-    "VERSION",
-    "AutoConfig",
-    "AutoModelForCausalLM",
-    "AutoTokenizer",
-    "DynamicCache",
-    "GenerationConfig",
-    "PreTrainedTokenizerFast",
-    "logging",
-]
