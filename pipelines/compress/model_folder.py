@@ -181,16 +181,13 @@ class ModelWeights:
         _, info = self._found[name]
         return self._read(name, [(0, prod(info.shape))], dtype).reshape(info.shape)
 
-    def rows(self, name: str, dtype: torch.dtype, start: int, stop: int) -> torch.Tensor:
-        """Read some rows of a matrix, [stop - start, columns]; errors as for `tensor`."""
-        columns = self.shape(name)[1]
-        return self._read(name, [(start * columns, stop * columns)], dtype).reshape(-1, columns)
-
     def chunks(self, name: str, dtype: torch.dtype, start: int, stop: int) -> Iterator[torch.Tensor]:
         """Read rows `start` to `stop` of a matrix in pieces of about `CHUNK_BYTES`; errors as for `tensor`."""
-        step = max(1, CHUNK_BYTES // (self.shape(name)[1] * 4))
+        columns = self.shape(name)[1]
+        step = max(1, CHUNK_BYTES // (columns * 4))
         for row in range(start, stop, step):
-            yield self.rows(name, dtype, row, min(row + step, stop))
+            span = row * columns, min(row + step, stop) * columns
+            yield self._read(name, [span], dtype).reshape(-1, columns)
 
     def gather(self, name: str, dtype: torch.dtype, rows: torch.Tensor) -> torch.Tensor:
         """Read single rows of a matrix, [len(rows), columns]; errors as for `tensor`."""

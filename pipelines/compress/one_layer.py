@@ -226,9 +226,7 @@ class HiddenStates:
 
     def begin(self) -> None:
         """Compute the inputs of the first layer."""
-        with self._path(0, 1).open("wb") as file:
-            for batch in self._data.batches:
-                file.write(raw(self._source.first_states(batch)))
+        self.write(0, 1, map(self._source.first_states, self._data.batches))
 
     def passes(
         self, number: int, *, write: bool = True, cache_alone: bool = False, rounds_cache: bool = False

@@ -241,23 +241,6 @@ class SimulatedModel(TracedModel):
         return self._model.model.layers[layer].get_submodule(PARTS[part])
 
 
-def simulated_from_trace(
-    model_dir: Path,
-    spec: QuantSpec,
-    texts: Iterable[str],
-    calibration: CalibrationSettings,
-    *,
-    progress: Progress,
-) -> SimulatedModel:
-    """Calibrate as `quantize` does, in the same type, and go on in float32.
-
-    Raises:
-        UserError: as for `pipelines.compress.quantizing.quantize`.
-    """
-    model = fake_quantized_model(model_dir, spec, texts, calibration, device="cpu", progress=progress)
-    return SimulatedModel(model.float())
-
-
 def _bound(quantizer: Any) -> float | None:
     if quantizer is None or not quantizer.is_enabled or quantizer.amax is None:
         return None

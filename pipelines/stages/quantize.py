@@ -103,10 +103,11 @@ class Quantize:
 
     def simulate(self, inputs: Mapping[str, Path], source: Path, progress: Progress) -> SimulatedModel:
         """Calibrate again, as `run` does."""
-        from pipelines.compress.simulating import simulated_from_trace
+        from pipelines.compress.simulating import SimulatedModel, fake_quantized_model
 
         texts = texts_of(self.calibration, inputs) if self.reads_texts else ()
-        return simulated_from_trace(source, self.spec, texts, self.calibration, progress=progress)
+        model = fake_quantized_model(source, self.spec, texts, self.calibration, device="cpu", progress=progress)
+        return SimulatedModel(model.float())  # calibrated in the type of `run`
 
     def identity(self) -> dict[str, Any]:
         """Return format, the options that the format reads, ranks, and calibration where it is used."""

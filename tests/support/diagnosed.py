@@ -14,7 +14,7 @@ from eval.diagnose.run import DiagnosedFolders, Simulation
 from eval.diagnose.servers import Servers
 from pipelines.compress.config import CalibrationSettings
 from pipelines.compress.quantizing import quantize
-from pipelines.compress.simulating import simulated_from_trace
+from pipelines.compress.simulating import SimulatedModel, fake_quantized_model
 from pipelines.compress.specs import QuantSpec
 from pipelines.compress.texts import load_texts
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
@@ -70,7 +70,7 @@ class Recipe:
             return None
         return Simulation(
             self.spec,
-            lambda: simulated_from_trace(model, self.spec, load_texts(TEXTS), CALIBRATION, progress=SilentProgress()),
+            lambda: SimulatedModel(fake_quantized_model(model, self.spec, load_texts(TEXTS), CALIBRATION).float()),
         )
 
     def __str__(self) -> str:
