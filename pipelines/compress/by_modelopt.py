@@ -21,12 +21,11 @@ from pipelines.compress.calibration import (
     new_files_removed,
     stamp,
 )
-from pipelines.compress.checkpoint_layout import CheckpointLayout, FolderLayout, RanksLayout
+from pipelines.compress.checkpoint_layout import FolderLayout, RanksLayout
 from pipelines.compress.contexts import BATCHES, gpu_memory_named, muted
-from pipelines.compress.model_folder import torch_dtype
 from pipelines.compress.one_layer import LayerSource
 from pipelines.compress.postprocess import correct_export
-from pipelines.compress.simulating import LayerQuantizer, prepared, simulated
+from pipelines.compress.simulating import LayerQuantizer, export, prepared, simulated
 from pipelines.domain.families import settled
 from pipelines.domain.progress import Progress
 from pipelines.domain.rotary import both_spellings
@@ -78,19 +77,16 @@ def quantize_by_modelopt(task: QuantizeTask, out_dir: Path, progress: Progress) 
 
 def _by_layer(task: QuantizeTask, out_dir: Path, progress: Progress) -> tuple[dict[str, Any], ProgressRecord | None]:
     """Calibrate and export one layer after another, go on where a run was stopped; return facts and the record."""
-    source, spec, calibration = task.source, task.spec, task.calibration
+    source, spec, (tp_size, pp_size, _) = task.source, task.spec, task.split
     config, data = prepared(task, progress)
-    layers = LayerSource(source, task.dtype, task.device, rows=64 * task.split.tp_size)
-    files: CheckpointLayout = (
-        FolderLayout(layers.layers)
-        if task.layout == "hugging_face"
-        else RanksLayout(layers.layers, task.split.tp_size, task.split.pp_size)
-    )
+    layers = LayerSource(source, task.dtype, task.device, rows=64 * tp_size)
+    unified = task.layout == "hugging_face"
+    files = FolderLayout(layers.layers) if unified else RanksLayout(layers.layers, tp_size, pp_size)
     formats = [spec.quant.model_dump(mode="json"), spec.kv_cache]
     identity = {
-        "quantize": [*formats, task.split.tp_size, task.split.pp_size, task.dtype, task.device, task.layout],
+        "quantize": [*formats, tp_size, pp_size, task.dtype, task.device, task.layout],
         "model": stamp(source),
-        "calibration": calibrated_on(calibration, data),
+        "calibration": calibrated_on(task.calibration, data),
         "tools": [modelopt_door.VERSION, torch.__version__, transformers_door.VERSION],
     }
     with new_files_removed(out_dir):
@@ -101,13 +97,9 @@ def _by_layer(task: QuantizeTask, out_dir: Path, progress: Progress) -> tuple[di
 
 def _whole(task: QuantizeTask, out_dir: Path, progress: Progress) -> tuple[dict[str, Any], ProgressRecord | None]:
     """Calibrate and export the whole model in memory; return facts, with the record of a search and of experts."""
-    began, dtype = time.monotonic(), torch_dtype(task.dtype)
+    began = time.monotonic()
     model, data, facts = simulated(task, progress)
     out_dir.mkdir(parents=True, exist_ok=True)
     with progress.task("exporting", None):
-        if task.layout == "hugging_face":
-            modelopt_door.export_unified(model, dtype, out_dir)
-        else:
-            split = {"tp_size": task.split.tp_size, "pp_size": task.split.pp_size}
-            modelopt_door.export(model, task.source.shape.family, dtype, out_dir, **split)
+        export(model, task, out_dir, pp_size=task.split.pp_size)
     return {"calibration": calibration_facts(data, time.monotonic() - began), **facts}, None

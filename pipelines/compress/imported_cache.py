@@ -17,9 +17,8 @@ from pipelines.checkpoint.config_json import KV_SCALE
 from pipelines.checkpoint.read import Checkpoint, dequantize
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.checkpoint.unified import linear_shapes
-from pipelines.compress.by_tensor import LINEARS, QuantizeTask
+from pipelines.compress.by_tensor import LINEARS, QuantizeTask, Split
 from pipelines.compress.calibration import CalibrationSet, seed_everything
-from pipelines.compress.checkpoint_layout import RanksLayout
 from pipelines.compress.config import QuantSettings
 from pipelines.compress.contexts import muted
 from pipelines.compress.model_folder import ModelFolder, ModelWeights
@@ -79,7 +78,7 @@ def calibrated_scales(
         out_dir: the checkpoint, with all weights; hidden states are in it meanwhile.
         progress: shows the layers.
     """
-    cache = replace(task, spec=QuantSpec(QuantSettings(qformat=QFormat.NONE), task.spec.kv_cache))
+    cache = replace(task, spec=QuantSpec(QuantSettings(qformat=QFormat.NONE), task.spec.kv_cache), split=Split())
     scales, folder = {}, out_dir / PARTIAL
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     folder.mkdir()
@@ -89,11 +88,11 @@ def calibrated_scales(
             weights = DecodedWeights(task.source, Checkpoint(out_dir))
             layers = LayerSource(task.source, task.dtype, task.device, weights=weights)
             quantizer = LayerQuantizer(layers, cache, config, data, folder)
-            exported, layout = folder / "layer", RanksLayout(1, 1, 1)
+            exported = folder / "layer"
             with progress.task("calibrating the KV cache", layers.layers, "layers") as advance:
                 for number in range(layers.layers):
                     seed_everything(task.calibration.seed)
-                    quantizer.export(number, layout, exported)
+                    quantizer.export(number, exported)
                     file = TensorFile(exported / "rank0.safetensors")
                     for name in file:
                         if name.endswith(KV_SCALE):

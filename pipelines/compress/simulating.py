@@ -26,7 +26,7 @@ from pipelines.compress.calibration import (
     make_batches,
     seed_everything,
 )
-from pipelines.compress.checkpoint_layout import CheckpointLayout, RanksLayout, copy_vocabulary
+from pipelines.compress.checkpoint_layout import CheckpointLayout, copy_vocabulary
 from pipelines.compress.config import SEARCH_CAP, CalibrationSettings
 from pipelines.compress.contexts import f32_products, muted
 from pipelines.compress.loading import load_model, load_tokenizer
@@ -99,6 +99,16 @@ def simulated(task: QuantizeTask, progress: Progress) -> tuple[torch.nn.Module, 
         model, facts["search"] = search_mix(model, task, data, progress)
         check_calibrated(model)
     return model, data, facts
+
+
+def export(model: torch.nn.Module, task: QuantizeTask, out_dir: Path, *, pp_size: int) -> None:
+    """Write a simulated model as ModelOpt exports it in the layout of the task."""
+    dtype = torch_dtype(task.dtype)
+    if task.layout == "hugging_face":
+        modelopt_door.export_unified(model, dtype, out_dir)
+    else:
+        split = {"tp_size": task.split.tp_size, "pp_size": pp_size}
+        modelopt_door.export(model, task.source.shape.family, dtype, out_dir, **split)
 
 
 @contextmanager
@@ -279,18 +289,13 @@ class LayerQuantizer:
         self._source, self._task, self._config = source, task, config
         self._states = HiddenStates(folder, source, data) if data is not None else None
 
-    def export(self, number: int, layout: CheckpointLayout, exported: Path) -> None:
+    def export(self, number: int, exported: Path) -> None:
         """Calibrate layer `number`, the next one, and export it as a model of one layer.
 
         Raises:
             UserError: a weight, an activation or a scale is not finite; names the module.
         """
-        model, dtype = self.simulated(number), self._source.dtype
-        if isinstance(layout, RanksLayout):  # only the layer is split, over tensor-parallel ranks
-            family = self._task.source.shape.family
-            modelopt_door.export(model, family, dtype, exported, tp_size=layout.tp_size, pp_size=1)
-        else:
-            modelopt_door.export_unified(model, dtype, exported)
+        export(self.simulated(number), self._task, exported, pp_size=1)  # split over tensor-parallel ranks alone
 
     def simulated(self, number: int) -> Any:
         """Return the model of layer `number`, the next one, with calibrated quantizers; errors as for `export`."""
@@ -341,7 +346,7 @@ class LayerQuantizer:
                 shutil.rmtree(exported, ignore_errors=True)
                 seed_everything(self._task.calibration.seed)  # else a layer would depend on where a run was stopped
                 began = time.monotonic()
-                self.export(number, layout, exported)
+                self.export(number, exported)
                 if writer is None:
                     writer = layout.create(exported, out_dir, vocab_size)
                     layout.finish(exported, out_dir)
