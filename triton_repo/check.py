@@ -11,12 +11,13 @@ from typing import Any
 from google.protobuf.text_format import ParseError
 from tritonclient.grpc import model_config_pb2 as pb
 
+from pipelines.checkpoint.tokenizer import VOCABULARIES
 from pipelines.domain.errors import Fault, UserError
 from pipelines.engines.limits import SIZES, EngineLimits
 from pipelines.engines.registry import ServerBackend
 from triton_repo.consistency import config_faults, draft_engine_faults, parameter, tensor_faults
 from triton_repo.generate import parse
-from triton_repo.llmapi import AGAIN, DESCRIPTION, MODEL_YAML, VOCABULARIES, llmapi_faults
+from triton_repo.llmapi import AGAIN, DESCRIPTION, MODEL_YAML, llmapi_faults
 from triton_repo.parameters import OF_NVIDIA
 from triton_repo.tensors import DRAFT, ENCODERS, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
 

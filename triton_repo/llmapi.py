@@ -16,6 +16,7 @@ import yaml
 
 from pipelines import __version__
 from pipelines.checkpoint import tokenizer_folder
+from pipelines.checkpoint.tokenizer import BESIDE_WEIGHTS, VOCABULARIES
 from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.engines.tensorrt_llm.llm_api import complaints
 from pipelines.host.files import link_or_copy
@@ -50,23 +51,11 @@ def read_arguments(path: Path, beside: Iterable[str] = ()) -> dict[str, Any]:
 
 DESCRIPTION = "repository.json"
 FORMAT = 1
-TOKENIZER_FILES = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
-    "additional_chat_templates/*.jinja",
-    "vocab.json",
-    "merges.txt",
-    "config.json",
-    "generation_config.json",
-)
 BESIDE_CODE = {
     "preprocessing": ("tokenizer_folder.py", "pictures.py"),
     "postprocessing": ("tokenizer_folder.py",),
 }
 """Models -> files of `pipelines.checkpoint` of which they have a copy."""
-VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 OF_THE_STORE = ("manifest.json", "trtllm-build.log")
 
 
@@ -114,7 +103,9 @@ def tokenizer_files(folder: Path) -> list[Path]:
     Raises:
         UserError: it has no tokenizer.
     """
-    files = sorted({path for pattern in TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()})
+    files = sorted(
+        {path for pattern in ("config.json", *BESIDE_WEIGHTS) for path in folder.glob(pattern) if path.is_file()}
+    )
     if not any(path.name in VOCABULARIES for path in files):
         raise UserError(
             f"'{folder}' has no tokenizer, so the repository could not turn text into tokens.",

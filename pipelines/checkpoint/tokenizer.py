@@ -9,6 +9,14 @@ from pathlib import Path
 from pipelines.checkpoint.tokenizer_folder import TokenizerFaultError, TokenizerFolder, read_text
 from pipelines.domain.errors import UserError
 
+BESIDE_WEIGHTS = (
+    "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*",
+    "additional_chat_templates/*.jinja", "vocab.json", "merges.txt",
+)  # fmt: skip
+"""Files of a model's folder beside config.json and the weights."""
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+"""A tokenizer needs one of these; the other files only describe it."""
+
 
 class RenderedChat(str):
     """A chat in the form of a model's template, which writes the special tokens itself: none are added."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from huggingface_hub import HfApi, constants, snapshot_download
 
+from pipelines.checkpoint.tokenizer import VOCABULARIES
 from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import Progress, SilentProgress
@@ -24,8 +25,6 @@ from pipelines.hub.fetch import fetch, missing_bytes, remember_revision
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
-"""A tokenizer needs one of these; the other files only describe it."""
 SMALL_PATTERNS = (
     CONFIG,
     "generation_config.json",
@@ -55,8 +54,8 @@ def check_model(listing: HubListing) -> None:
         faults.append(Fault(f"{listing.place} has no {CONFIG}.", todo="Give a Hugging Face Transformers model."))
     if INDEX not in names and WEIGHTS not in names:
         faults.append(_no_weights(listing))
-    if not any(name in names for name in TOKENIZERS):
-        faults.append(Fault(f"{listing.place} has no tokenizer.", f"One of {', '.join(TOKENIZERS)} is needed."))
+    if not any(name in names for name in VOCABULARIES):
+        faults.append(Fault(f"{listing.place} has no tokenizer.", f"One of {', '.join(VOCABULARIES)} is needed."))
     refuse(faults)
 
 

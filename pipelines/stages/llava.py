@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.checkpoint.tensors import read_header, stored_tensors, weight_files
+from pipelines.checkpoint.tokenizer import BESIDE_WEIGHTS
 from pipelines.domain.errors import UserError
 from pipelines.domain.language_model import language_config, language_name
 from pipelines.domain.progress import SILENT, Progress
@@ -69,10 +70,7 @@ class BuildVision:
 
 
 WEIGHTS = "model.safetensors"
-BESIDE = (
-    "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*",
-    "vocab.json", "merges.txt",
-)  # fmt: skip
+BESIDE = [pattern for pattern in BESIDE_WEIGHTS if "/" not in pattern]
 
 
 def take_language_model(folder: Path, out_dir: Path, progress: Progress = SILENT) -> dict[str, Any]:

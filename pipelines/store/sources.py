@@ -13,7 +13,7 @@ from typing import Any
 
 from pipelines.checkpoint.adapter_files import CONFIG, WEIGHTS, AdapterFiles
 from pipelines.checkpoint.tensors import read_header
-from pipelines.checkpoint.tokenizer import Tokens, check_files, tokens_of
+from pipelines.checkpoint.tokenizer import BESIDE_WEIGHTS, Tokens, check_files, tokens_of
 from pipelines.checkpoint.tokenizer_folder import MOST_TOKENIZER_BYTES, TOKENIZER
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import Fault, UserError, collecting, refuse, shown
@@ -30,18 +30,8 @@ from pipelines.store.manifest import HashCache
 from pipelines.store.store import content_digest
 
 MODEL_PATTERNS = (
-    "config.json",
-    "generation_config.json",
-    "hf_quant_config.json",
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
-    "additional_chat_templates/*.jinja",
-    "vocab.json",
-    "merges.txt",
+    *("config.json", "hf_quant_config.json", "*.safetensors", "*.safetensors.index.json"),
+    *BESIDE_WEIGHTS,
 )
 """The files of a Hugging Face folder that determine what is made from it."""
 MOST_INDEX_BYTES = 64 * MIB
