@@ -62,14 +62,13 @@ def verify_unified(folder: Path) -> list[Fault]:
     """Read a unified checkpoint back and return everything that is wrong with it; an empty list means it is valid."""
     try:
         config, shape, block = _load(folder)
-        files = _files(folder)
+        files, stored = _files(folder)
     except UserError as error:
         return list(error.faults)
     algo = block.get("quant_algo")
     if algo not in ALGORITHMS:
         accepted = ", ".join(map(str, ALGORITHMS))
         return [Fault(f"{folder / QUANT_CONFIG} has quant_algo='{algo}'.", f"Exported are {accepted}.")]
-    stored = {name: info for file in files for name, info in file.header.items()}
     expected = expected_tensors(config, shape, block, _dtype(stored))
     needed = {name: spec for name, spec in expected.items() if name in stored or not name.endswith(PRE_QUANT_SCALE)}
     faults = [*tensor_faults(folder, needed, {name: info.spec for name, info in stored.items()})]
@@ -110,11 +109,11 @@ def _json(path: Path) -> dict[str, Any]:
         raise UserError(f"'{path.parent}' has no {path.name}; it is not a Hugging Face checkpoint.") from None
 
 
-def _files(folder: Path) -> list[TensorFile]:
-    files = sorted(folder.glob("*.safetensors"))
+def _files(folder: Path) -> tuple[list[TensorFile], dict[str, TensorInfo]]:
+    files = [TensorFile(path) for path in sorted(folder.glob("*.safetensors"))]
     if not files:
         raise UserError(f"'{folder}' has no *.safetensors file.", todo=_AGAIN)
-    return [TensorFile(path) for path in files]
+    return files, {name: info for file in files for name, info in file.header.items()}
 
 
 def _dtype(stored: Mapping[str, TensorInfo]) -> str:
@@ -208,7 +207,7 @@ def unscaled_inputs(folder: Path) -> tuple[str, dict[str, int]]:
     that are (`W4A16_AWQ_LinearMethod` of 1.3.0rc3 and of main after 1.4.0rc1). AWQ has one, GPTQ has not.
     """
     _, shape, block = _load(folder)
-    stored = {name: info for file in _files(folder) for name, info in file.header.items()}
+    _, stored = _files(folder)
     alone = {name: width for name, (_, width) in linear_shapes(shape).items() if len(fused_with(name)) == 1}
     names = {f"model.layers.{n}.{name}": width for n in range(shape.num_hidden_layers) for name, width in alone.items()}
     int4 = {name: width for name, width in names.items() if _block_of(name, block).get("quant_algo") == "W4A16_AWQ"}
@@ -269,8 +268,7 @@ def describe_unified(folder: Path) -> dict[str, Any]:
     layers' linears, scales included).
     """
     _, shape, block = _load(folder)
-    files = _files(folder)
-    stored = {name: info for file in files for name, info in file.header.items()}
+    files, stored = _files(folder)
     by_dtype: Counter[str] = Counter()
     for info in stored.values():
         by_dtype[info.dtype] += info.nbytes
