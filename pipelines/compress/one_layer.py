@@ -224,9 +224,13 @@ class HiddenStates:
         """Use a folder that exists."""
         self._folder, self._source, self._data = folder, source, data
 
-    def begin(self) -> None:
-        """Compute the inputs of the first layer."""
-        self.write(0, 1, map(self._source.first_states, self._data.batches))
+    def prepare(self, number: int) -> None:
+        """Compute the inputs of layer `number` if it is the first one, and remove those of layers before it."""
+        if number == 0:
+            self.write(0, 1, map(self._source.first_states, self._data.batches))
+        for path in self._folder.glob("states-*"):
+            if int(path.name.split("-")[1]) < number:
+                path.unlink()
 
     def passes(
         self, number: int, *, write: bool = True, cache_alone: bool = False, rounds_cache: bool = False
@@ -281,12 +285,6 @@ class HiddenStates:
             for hidden in batches:
                 file.write(raw(hidden))
         sync(path)
-
-    def drop_before(self, number: int) -> None:
-        """Remove the states that layers before `number` needed."""
-        for path in self._folder.glob("states-*"):
-            if int(path.name.split("-")[1]) < number:
-                path.unlink()
 
     def _path(self, number: int, run: int) -> Path:
         return self._folder / f"states-{number}-{run}"

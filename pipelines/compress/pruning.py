@@ -130,15 +130,11 @@ def _narrow(
     layers = LayerSource(source, own_dtype(source), device)
     folder = PrunedFolder(source, out_dir, [*range(layers.layers)], lambda name, was: _smaller(name, was, shape))
     states = HiddenStates(record.folder, layers, data)
-    if record.layers:
-        writer = folder.reopen()
-        record.announce(layers.layers, progress)
-    else:
-        writer = folder.create()
-        states.begin()
+    writer = folder.reopen() if record.layers else folder.create()
+    record.announce(layers.layers, progress)
     with progress.task("pruning width", layers.layers - record.layers, "layers") as advance:
         for number in range(record.layers, layers.layers):
-            states.drop_before(number)
+            states.prepare(number)
             scores = _layer_scores(layers.load(number).model.layers[0], states, number)
             indexes, shares = _most_important(scores, shape)
             for name, file, new in folder.changed(number):

@@ -312,9 +312,7 @@ class LayerQuantizer:
         shown = partial(true_name, number=number)
         if states is None:
             return check_calibrated(modelopt_door.simulate(model, config, None), shown)
-        states.drop_before(number)
-        if number == 0:
-            states.begin()
+        states.prepare(number)
         if not FORMATS[spec.quant.qformat].sequential:
             passes = states.passes(number, write=not last, cache_alone=spec.cache_alone, rounds_cache=rounds_cache)
             return check_calibrated(modelopt_door.simulate(model, config, passes), shown)

@@ -104,13 +104,8 @@ def _prune_layers(
     """Prune the layers that `record` does not know yet, and return the names of all pruned weights."""
     linears = [f"{name}.weight" for name in LINEARS if f"{name}.weight" in layers.names]
     pruned = {f"{LAYER}{number}.{name}" for number in range(layers.layers) for name in linears}
-    if record.layers:
-        writer = folder.reopen()
-        record.announce(layers.layers, progress)
-    else:
-        writer = folder.create(pruned)
-        if states is not None:
-            states.begin()
+    writer = folder.reopen() if record.layers else folder.create(pruned)
+    record.announce(layers.layers, progress)
     method = "by magnitude" if states is None else "with sparsegpt"
     with progress.task(f"pruning {method}", layers.layers - record.layers, "layers") as advance:
         for number in range(record.layers, layers.layers):
@@ -121,7 +116,7 @@ def _prune_layers(
 
                 modelopt_door.prune_by_magnitude(model, [f"*.{name}" for name in LINEARS])
             else:
-                states.drop_before(number)
+                states.prepare(number)
                 errors = record.notes.setdefault("errors", {})
                 for name, error in prune_layer(layer, states.inputs(number, 1), f"model.layers.{number}").items():
                     errors.setdefault(name, []).append(error)
