@@ -159,10 +159,9 @@ class RankFiles:
             width = len(whole) // sum(heads)  # of a head, or half of it where two outputs share a byte
             each = zip(torch.split(whole, [count * width for count in heads]), heads, strict=True)
             return torch.cat([rows.chunk(n := min(count, parts))[rank * n // parts] for rows, count in each])
-        two = name.startswith("mlp.fc") and (
-            of_experts or FAMILIES[config.architecture].fused_linears
-        )  # up and gate are one
-        return torch.cat([half.chunk(parts, axis)[rank] for half in whole.chunk(2 if two else 1, axis)], axis)
+        joined = of_experts or FAMILIES[config.architecture].fused_linears  # up and gate
+        halves = whole.chunk(2 if joined and name.startswith("mlp.fc") else 1, axis)
+        return torch.cat([half.chunk(parts, axis)[rank] for half in halves], axis)
 
 
 class FolderLayout:
