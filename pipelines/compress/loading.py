@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +29,15 @@ def load_model(source: ModelFolder, dtype: str, device: str) -> torch.nn.Module:
     Raises:
         UserError: a weight is missing or not finite.
     """
-    with plain_torch():
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            str(source.folder),
-            config=hf_config(source),
-            dtype=torch_dtype(dtype),
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        str(source.folder),
+        config=hf_config(source),
+        dtype=torch_dtype(dtype),
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
         raise UserError(
@@ -81,17 +79,6 @@ def hf_config(source: ModelFolder) -> Any:
     if getattr(config, SOFT_CAPS[0], None) is not None:
         config._attn_implementation = "eager"  # sdpa, the default before 5.24, leaves the cap out without a word
     return config
-
-
-@contextmanager
-def plain_torch() -> Iterator[None]:
-    """Set torch's default dtype to float32, so that the caller's setting does not affect loading."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 # A model as Transformers itself computes it, in float32: the reference for everything that is made from it.

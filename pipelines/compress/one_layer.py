@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from pipelines.compress.calibration import CalibrationSet, PassEnded, checked
-from pipelines.compress.loading import hf_config, plain_torch
+from pipelines.compress.loading import hf_config
 from pipelines.compress.model_folder import (
     EMBEDDING,
     HEAD,
@@ -199,8 +199,7 @@ class LayerSource:
         if kind is not None:
             config.layer_types = [kind] * layers
         config.pad_token_id = None  # it need not be below `rows`
-        with plain_torch():
-            return AutoModelForCausalLM.from_config(config, dtype=self.dtype)  # type: ignore[no-untyped-call]
+        return AutoModelForCausalLM.from_config(config, dtype=self.dtype)  # type: ignore[no-untyped-call]
 
 
 # Hidden states between two layers, on disk, and the passes that take them through a layer.

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from pipelines.compress.loading import hf_config, plain_torch
+from pipelines.compress.loading import hf_config
 from pipelines.compress.model_folder import ModelFolder, ModelWeights, torch_dtype
 from pipelines.compress.transformers_door import AutoModelForCausalLM
 from pipelines.domain.errors import UserError
@@ -49,7 +49,7 @@ def load_sharded(source: ModelFolder, dtype: str, device: str) -> torch.nn.Modul
 
 def empty_model(source: ModelFolder, dtype: str) -> torch.nn.Module:
     """Return a model on the CPU whose weights have types and shapes, but take no memory."""
-    with plain_torch(), init_empty_weights(include_buffers=False):
+    with init_empty_weights(include_buffers=False):
         built: Any = AutoModelForCausalLM.from_config(hf_config(source), dtype=torch_dtype(dtype))  # type: ignore[no-untyped-call]
     built.config.use_cache = False
     built.tie_weights()
