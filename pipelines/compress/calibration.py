@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,19 +143,16 @@ def first_broken_layer(model: torch.nn.Module, run: Callable[[], object]) -> str
     """Run a forward pass again and return the first module whose input or output contains NaN or infinity."""
     broken: list[str] = []
 
-    def watch(name: str) -> Callable[..., None]:
-        def hook(_module: torch.nn.Module, *values: Any) -> None:
-            tensors = [value for part in values for value in (part if isinstance(part, tuple) else (part,))]
-            if any(isinstance(t, torch.Tensor) and not torch.isfinite(t).all() for t in tensors):
-                broken.append(layer_of(name))
-
-        return hook
+    def watch(name: str, _module: torch.nn.Module, *values: Any) -> None:
+        tensors = [value for part in values for value in (part if isinstance(part, tuple) else (part,))]
+        if any(isinstance(t, torch.Tensor) and not torch.isfinite(t).all() for t in tensors):
+            broken.append(layer_of(name))
 
     with ExitStack() as hooks, suppress(AssertionError):
         for name, module in model.named_modules():
             if isinstance(module, torch.nn.Linear) or not list(module.children()):
-                hooks.enter_context(module.register_forward_pre_hook(watch(name)))
-                hooks.enter_context(module.register_forward_hook(watch(name)))
+                hooks.enter_context(module.register_forward_pre_hook(partial(watch, name)))
+                hooks.enter_context(module.register_forward_hook(partial(watch, name)))
         run()
     return broken[0] if broken else None
 

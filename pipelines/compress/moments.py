@@ -125,22 +125,19 @@ def observed(
     of_inputs: dict[str, Moments] = {}
     current: list[tuple[torch.Tensor, Moments]] = []
 
-    def watch(name: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], None]:
-        def hook(_module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-            if not current or current[0][0] is not args[0]:
-                moments = of_inputs.setdefault(name, Moments(args[0].shape[-1], args[0].device, means=means))
-                moments.add(args[0])
-                current[:] = [(args[0], moments)]
-            current[0][1].linears[name] = None
-            if ending and name == last:
-                raise PassEnded(args[0])
-
-        return hook
+    def watch(name: str, _module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        if not current or current[0][0] is not args[0]:
+            moments = of_inputs.setdefault(name, Moments(args[0].shape[-1], args[0].device, means=means))
+            moments.add(args[0])
+            current[:] = [(args[0], moments)]
+        current[0][1].linears[name] = None
+        if ending and name == last:
+            raise PassEnded(args[0])
 
     collected: list[Moments] = []
     with ExitStack() as hooks:
         for name, linear in linears.items():
-            hooks.enter_context(linear.register_forward_pre_hook(watch(name)))
+            hooks.enter_context(linear.register_forward_pre_hook(partial(watch, name)))
         yield collected
         collected += of_inputs.values()
         assert linears.keys() == {name for each in collected for name in each.linears}, "the last one ran last"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,17 +155,14 @@ def _layer_scores(layer: torch.nn.Module, states: HiddenStates, number: int) -> 
     """
     squares, tokens = dict[str, torch.Tensor](), dict[str, int]()
 
-    def watch(name: str) -> Any:
-        def hook(_module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            rows_ti = inputs[0].detach().flatten(0, -2).float()
-            squares[name] = squares.get(name, 0) + rows_ti.square().sum(dim=0)
-            tokens[name] = tokens.get(name, 0) + len(rows_ti)
-
-        return hook
+    def watch(name: str, _module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        rows_ti = inputs[0].detach().flatten(0, -2).float()
+        squares[name] = squares.get(name, 0) + rows_ti.square().sum(dim=0)
+        tokens[name] = tokens.get(name, 0) + len(rows_ti)
 
     with torch.no_grad(), ExitStack() as hooks:
         for name in (MLP, HEADS):
-            hooks.enter_context(layer.get_submodule(name).register_forward_pre_hook(watch(name)))
+            hooks.enter_context(layer.get_submodule(name).register_forward_pre_hook(partial(watch, name)))
         states.write(number + 1, 1, states.outputs(layer, number, 1))
     return {
         name: (total / tokens[name]).sqrt() * layer.get_parameter(f"{name}.weight").float().norm(dim=0)

@@ -116,17 +116,14 @@ def experts_counted(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]
     """Count the tokens that each router sends to each expert: name of the router -> int64 [E]."""
     counts: dict[str, torch.Tensor] = {}
 
-    def count(name: str) -> Callable[[Any, Any, Any], None]:
-        def hook(router: Any, _: Any, result: Any) -> None:
-            chosen = torch.bincount(result[2].reshape(-1).cpu(), minlength=router.num_experts)
-            counts[name] = counts[name] + chosen if name in counts else chosen
-
-        return hook
+    def count(name: str, router: Any, _: Any, result: Any) -> None:
+        chosen = torch.bincount(result[2].reshape(-1).cpu(), minlength=router.num_experts)
+        counts[name] = counts[name] + chosen if name in counts else chosen
 
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             if type(module).__name__.endswith("TopKRouter"):
-                hooks.enter_context(module.register_forward_hook(count(name)))
+                hooks.enter_context(module.register_forward_hook(partial(count, name)))
         yield counts
 
 

@@ -10,8 +10,9 @@ Shapes: n tokens, o output and i input channels; a tensor's name ends with its s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,18 +68,15 @@ def _hessians(layer: torch.nn.Module, inputs: Inputs, layer_name: str) -> dict[s
     """Return X^T X, float32 [I, I], for the inputs X of each watched linear."""
     sums: dict[str, torch.Tensor] = {}
 
-    def watch(name: str) -> Callable[..., None]:
-        def hook(_module: torch.nn.Module, args: tuple[torch.Tensor, ...], _output: torch.Tensor) -> None:
-            x_ni = args[0].detach().reshape(-1, args[0].shape[-1]).float()
-            if name not in sums:
-                sums[name] = torch.zeros(x_ni.shape[1], x_ni.shape[1], device=x_ni.device)
-            sums[name].addmm_(x_ni.T, x_ni)
-
-        return hook
+    def watch(name: str, _module: torch.nn.Module, args: tuple[torch.Tensor, ...], _output: torch.Tensor) -> None:
+        x_ni = args[0].detach().reshape(-1, args[0].shape[-1]).float()
+        if name not in sums:
+            sums[name] = torch.zeros(x_ni.shape[1], x_ni.shape[1], device=x_ni.device)
+        sums[name].addmm_(x_ni.T, x_ni)
 
     with ExitStack() as hooks:
         for name in _SHARED_INPUT:
-            hooks.enter_context(layer.get_submodule(name).register_forward_hook(watch(name)))
+            hooks.enter_context(layer.get_submodule(name).register_forward_hook(partial(watch, name)))
         for hidden, others in inputs:
             layer(hidden, **others)
     for name, hessian in sums.items():
