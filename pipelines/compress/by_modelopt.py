@@ -30,25 +30,20 @@ from pipelines.domain.families import settled
 from pipelines.domain.progress import Progress
 from pipelines.domain.rotary import both_spellings
 
-# Correct config.json of a unified Hugging Face export so that every reader computes what was quantized.
-#
-# ModelOpt saves through Transformers, and Transformers 5 writes RoPE as `rope_parameters` only. Transformers 4.57, as
-# TensorRT-LLM 1.2 pins it, does not read that and would silently fall back to theta 10,000. Both styles are therefore
-# written, and everything else comes from the source model's own config.json.
 
+def correct_unified(folder: Path, hf_config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """Correct config.json of a unified export so that every reader computes what was quantized; return its content.
 
-def correct_unified(folder: Path, hf_config: Mapping[str, Any], dtype: str) -> None:
-    """Correct `folder`/config.json in place."""
+    ModelOpt saves through Transformers, and Transformers 5 writes RoPE as `rope_parameters` only. Transformers 4.57,
+    which TensorRT-LLM 1.2 pins, does not read that and would silently fall back to theta 10,000. Both styles are
+    therefore written, and everything but the quantization comes from the source model's own config.json.
+    """
     path = folder / "config.json"
-    exported = json.loads(path.read_text(encoding="utf-8"))
-    config = unified_config(hf_config, dtype, exported.get("quantization_config"))
-    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def unified_config(hf_config: Mapping[str, Any], dtype: str, quantization: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the source model's configuration with the quantization, the dtype, and RoPE in both styles."""
+    quantization = json.loads(path.read_text(encoding="utf-8")).get("quantization_config")
     config = {**hf_config, "torch_dtype": dtype, "dtype": dtype, **both_spellings(settled(hf_config))}
-    return config | ({"quantization_config": dict(quantization)} if quantization else {})
+    config |= {"quantization_config": quantization} if quantization else {}
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    return config
 
 
 def quantize_by_modelopt(task: QuantizeTask, out_dir: Path, progress: Progress) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -159,9 +160,7 @@ def first_broken_layer(model: torch.nn.Module, run: Callable[[], object]) -> str
 
 def layer_of(name: str) -> str:
     """Return the module a quantizer belongs to: "...q_proj.input_quantizer" -> "...q_proj"."""
-    parts = name.split(".")
-    at = next((i for i, part in enumerate(parts) if part.endswith("_quantizer")), len(parts))
-    return ".".join(parts[:at])
+    return re.split(r"\.\w+_quantizer\b", name)[0]
 
 
 def broken_at(layer: str) -> UserError:

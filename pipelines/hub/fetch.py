@@ -232,10 +232,8 @@ def _remove(path: Path) -> None:
 
 
 def _cached(listing: HubListing, file: HubFile) -> Path | None:
-    source, cache = listing.source, constants.HF_HUB_CACHE
-    path = try_to_load_from_cache(
-        source.repo_id, file.name, cache_dir=cache, revision=listing.commit, repo_type=source.repo_type
-    )
+    source = listing.source
+    path = try_to_load_from_cache(source.repo_id, file.name, revision=listing.commit, repo_type=source.repo_type)
     return Path(path) if isinstance(path, str) else None
 
 

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from pipelines.compress.by_modelopt import unified_config
+from pipelines.compress.by_modelopt import correct_unified
 from pipelines.compress.by_tensor import Split, checkpoint_config
 from pipelines.compress.model_folder import ModelFolder
 from pipelines.compress.postprocess import corrected
@@ -235,7 +235,7 @@ def test_a_unified_checkpoint_computes_the_same_positions(tmp_path):
             continue
         config = stated(architecture, changes)
         given = read_by_transformers(config, tmp_path)
-        written = unified_config(config, "bfloat16", None)
+        written = correct_unified(tmp_path, config, "bfloat16")
         again = read_by_transformers(written, tmp_path)
         assert written["rope_theta"], name
         if architecture == GEMMA3:
