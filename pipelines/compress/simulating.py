@@ -33,7 +33,6 @@ from pipelines.compress.loading import load_model, load_tokenizer
 from pipelines.compress.model_folder import (
     EMBEDDING,
     look_at,
-    pick_device,
     pick_dtype,
     torch_dtype,
     true_name,
@@ -54,11 +53,9 @@ def fake_quantized_model(
     spec: QuantSpec,
     texts: Iterable[str],
     calibration: CalibrationSettings,
-    *,
-    device: str = "auto",
     progress: Progress = SILENT,
 ) -> torch.nn.Module:
-    """Return the torch model that computes what the checkpoint of `quantize` computes, simulated by ModelOpt.
+    """Return the torch model, on the CPU, that computes what the checkpoint of `quantize` computes, by ModelOpt.
 
     q/k/v and gate/up share their scales as they do in a checkpoint. For int8_wo and int4_wo, whose weights are
     only quantized when the engine is built, this is the 16-bit model.
@@ -67,11 +64,11 @@ def fake_quantized_model(
         UserError: as for `quantize`.
     """
     source = look_at(model_dir)
-    picked, device = pick_dtype(source, spec.quant.dtype), pick_device(device)
-    task = QuantizeTask(source, spec, texts, calibration, Split(), picked, device, "tensorrt_llm")
+    dtype = pick_dtype(source, spec.quant.dtype)
+    task = QuantizeTask(source, spec, texts, calibration, Split(), dtype, "cpu", "tensorrt_llm")
     with muted():
         model, _, _ = simulated(task, progress)
-        modelopt_door.merge_fused_scales(model, source.shape.family, torch_dtype(picked))
+        modelopt_door.merge_fused_scales(model, source.shape.family, torch_dtype(dtype))
     return model.requires_grad_(False)  # again: calibration replaces some weights with new parameters
 
 

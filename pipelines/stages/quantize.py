@@ -106,7 +106,7 @@ class Quantize:
         from pipelines.compress.simulating import SimulatedModel, fake_quantized_model
 
         texts = texts_of(self.calibration, inputs) if self.reads_texts else ()
-        model = fake_quantized_model(source, self.spec, texts, self.calibration, device="cpu", progress=progress)
+        model = fake_quantized_model(source, self.spec, texts, self.calibration, progress)
         return SimulatedModel(model.float())  # calibrated in the type of `run`
 
     def identity(self) -> dict[str, Any]:
