@@ -11,12 +11,7 @@ import torch
 from pipelines.checkpoint.tokenizer import opened
 from pipelines.compress.contexts import gpu_memory_named, muted
 from pipelines.compress.model_folder import ModelFolder, look_at, pick_device, torch_dtype
-from pipelines.compress.transformers_door import (
-    MAJOR,
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from pipelines.compress.transformers_door import MAJOR, AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import SOFT_CAPS, settled
 from pipelines.domain.progress import Progress

@@ -264,12 +264,7 @@ class LayerQuantizer:
     """Calibrates one layer after another and exports each by ModelOpt."""
 
     def __init__(
-        self,
-        source: LayerSource,
-        task: QuantizeTask,
-        config: Config | None,
-        data: CalibrationSet | None,
-        folder: Path,
+        self, source: LayerSource, task: QuantizeTask, config: Config | None, data: CalibrationSet | None, folder: Path
     ) -> None:
         """Prepare; nothing is computed.
 
