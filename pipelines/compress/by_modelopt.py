@@ -21,7 +21,7 @@ from pipelines.compress.calibration import (
     new_files_removed,
     stamp,
 )
-from pipelines.compress.checkpoint_layout import FolderLayout, RanksLayout
+from pipelines.compress.checkpoint_layout import CheckpointLayout, FolderLayout, RanksLayout
 from pipelines.compress.contexts import BATCHES, gpu_memory_named, muted
 from pipelines.compress.one_layer import LayerSource
 from pipelines.compress.postprocess import correct_export
@@ -75,8 +75,9 @@ def _by_layer(task: QuantizeTask, out_dir: Path, progress: Progress) -> tuple[di
     source, spec, (tp_size, pp_size, _) = task.source, task.spec, task.split
     config, data = prepared(task, progress)
     layers = LayerSource(source, task.dtype, task.device, rows=64 * tp_size)
-    unified = task.layout == "hugging_face"
-    files = FolderLayout(layers.layers) if unified else RanksLayout(layers.layers, tp_size, pp_size)
+    files: CheckpointLayout = RanksLayout(layers.layers, tp_size, pp_size)
+    if task.layout == "hugging_face":
+        files = FolderLayout(layers.layers)
     formats = [spec.quant.model_dump(mode="json"), spec.kv_cache]
     identity = {
         "quantize": [*formats, tp_size, pp_size, task.dtype, task.device, task.layout],
