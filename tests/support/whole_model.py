@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.compress.config import CalibrationSettings, SparsitySettings
 from pipelines.compress.specs import Layout, QuantSpec
 from pipelines.domain.formats import FORMATS
 from pipelines.domain.progress import SilentProgress
+
+if TYPE_CHECKING:
+    from pipelines.compress.by_tensor import QuantizeTask
 
 
 def assert_same_files(one: Path, other: Path) -> None:
@@ -42,6 +45,7 @@ def quantize_whole(
     """Load the whole model, calibrate it where `quantize` would, export it, and correct config.json."""
     from pipelines.compress import modelopt_door
     from pipelines.compress.by_modelopt import correct_unified
+    from pipelines.compress.by_tensor import QuantizeTask, Split
     from pipelines.compress.contexts import muted
     from pipelines.compress.model_folder import look_at, pick_device, pick_dtype, torch_dtype
     from pipelines.compress.postprocess import correct_export
@@ -50,8 +54,9 @@ def quantize_whole(
     source = look_at(model_dir)
     dtype = pick_dtype(source, "auto")
     with muted():
-        asked = source, spec, texts, calibration, dtype, pick_device(device), SilentProgress()
-        model = _awq(*asked) if FORMATS[spec.quant.qformat].tuning == "awq" else simulated(*asked).model
+        task = QuantizeTask(source, spec, texts, calibration, Split(), dtype, pick_device(device), layout)
+        awq = FORMATS[spec.quant.qformat].tuning == "awq"
+        model = _awq(task) if awq else simulated(task, SilentProgress())[0]
         out_dir.mkdir(parents=True, exist_ok=True)
         if layout == "hugging_face":
             modelopt_door.export_unified(model, torch_dtype(dtype), out_dir)
@@ -62,7 +67,7 @@ def quantize_whole(
             correct_export(out_dir, source.config, spec)
 
 
-def _awq(source, spec, texts, calibration, dtype, device, progress):
+def _awq(task: QuantizeTask) -> Any:
     """Let AWQ search all layers after the same two passes; the product has one layer at a time."""
     from pipelines.compress import modelopt_door
     from pipelines.compress.calibration import forward_passes
@@ -71,14 +76,15 @@ def _awq(source, spec, texts, calibration, dtype, device, progress):
     from pipelines.compress.moments import AwqSearch
     from pipelines.compress.simulating import prepared
 
-    config, data = prepared(source, spec, texts, calibration, device, progress)
-    passes, search = forward_passes(data, progress, device), AwqSearch(rereads=True)
+    config, data = prepared(task, SilentProgress())
+    assert data is not None
+    passes, search = forward_passes(data, SilentProgress(), task.device), AwqSearch(rereads=True)
 
     def forward(model: Any) -> None:
         search.run(model, lambda: passes(model))
 
     with f32_products():
-        return modelopt_door.simulate(load_model(source, dtype, device), config, forward)
+        return modelopt_door.simulate(load_model(task.source, task.dtype, task.device), config, forward)
 
 
 def sparsify_whole(
