@@ -10,7 +10,7 @@ from pathlib import Path
 from pipelines.checkpoint.describe import describe, render
 from pipelines.checkpoint.verify import verify as checkpoint_faults
 from pipelines.document.show import count
-from pipelines.domain.errors import UserError, collecting, refuse
+from pipelines.domain.errors import Fault, UserError, collecting, refuse
 from pipelines.domain.units import show_bytes
 from pipelines.host.disk import why_no_folder
 from pipelines.host.machine import gather
