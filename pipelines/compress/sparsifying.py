@@ -73,10 +73,8 @@ def sparsify(
         )
     seed_everything(calibration.seed)
     with muted():
-        data = None
-        layers = LayerSource(source, own_dtype(source), device)
-        if sparsity.method == "sparsegpt":
-            data = make_batches(texts, load_tokenizer(source), calibration, calibration.size)
+        layers, observes = LayerSource(source, own_dtype(source), device), sparsity.method == "sparsegpt"
+        data = make_batches(texts, load_tokenizer(source), calibration, calibration.size) if observes else None
         with new_files_removed(out_dir), gpu_memory_named("sparsifying", BATCHES):
             identity = {
                 "sparsify": [sparsity.method, device],
