@@ -50,7 +50,7 @@ class Build:
     @property
     def version(self) -> str:
         """Of the CPU engine's graph; engines that only a GPU builds take minutes, and stay as they are."""
-        return "5" if self.engine == "openvino" else "4"
+        return "4" if describe(self.engine).needs_gpu else "5"
 
     def identity(self) -> dict[str, Any]:
         """Return the engine, the settings that determine its bytes, and the kind of GPU."""
