@@ -93,8 +93,8 @@ class Deployment(Goal):
 
     @property
     def variant(self) -> Variant:
-        """The compression."""
-        return self.settings.variant
+        """The compression; an engine built elsewhere may have a KV cache in a format that no setting names."""
+        return self.built.variant if self.built else self.settings.variant
 
     @property
     def label(self) -> str:

@@ -72,6 +72,8 @@ def model_of(plan: Plan, fits: Sequence[FittedModel]) -> PredictedDeployment | N
         UserError: a setting changes the speed in a way that is not modelled, or the model does not fit.
     """
     settings, build = plan.settings, plan.settings.build
+    if plan.deployment.variant != settings.variant:
+        return None  # an engine built elsewhere, with a KV cache that is not modelled
     engine, hardware = plan.deployment.engine, plan.deployment.gpu
     on_cpu = not engine.needs_gpu
     where = {processor(plan.deployment.machine.to_json()) or ""} if on_cpu else {hardware.name, *hardware.nvidia_smi}

@@ -129,14 +129,15 @@ class Settings(Group):
         return self.variant != Variant()
 
     def as_built(self, variant: Variant, tp_size: int, pp_size: int) -> Settings:
-        """Return the settings with the formats and ranks of an engine that is already built."""
+        """Return the settings with the ranks of an engine that is already built, and its formats where they name them."""
+        kv = KvFormat(variant.kv_cache) if variant.kv_cache in [*KvFormat] else KvFormat.AUTO
         return self.model_copy(
             update={
                 "quant": self.quant.model_copy(update={"qformat": QFormat(variant.quant)}),
                 "prune": PruningSettings(),
                 "sparsity": SparsitySettings(method="none"),
                 "recover": RecoverSettings(),
-                "kv_cache": self.kv_cache.model_copy(update={"dtype": KvFormat(variant.kv_cache)}),
+                "kv_cache": self.kv_cache.model_copy(update={"dtype": kv}),
                 "build": self.build.model_copy(update={"tp_size": tp_size, "pp_size": pp_size}),
             }
         )

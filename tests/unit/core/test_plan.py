@@ -17,6 +17,7 @@ from pipelines.domain.errors import Fault, UserError
 from pipelines.engines.registry import TENSORRT_LLM
 from pipelines.host.machine import GpuFacts
 from pipelines.plan.plan import make_plan
+from pipelines.plan.speed import modelled_text
 from pipelines.run.console import plan_text
 from pipelines.run.session import run_target
 from pipelines.settings.compose import load
@@ -225,6 +226,14 @@ def test_an_engine_that_is_built_already_needs_only_a_repository(tmp_path, model
     assert (made.deployment.engine.name, step.node.label) == ("tensorrt_llm", "my_llama-fp8-kv_fp8")
     assert (step.node.stage.spec.tp_size, step.node.stage.spec.pp_size) == (2, 1)
     assert (made.settings.variant.label, made.settings.build.tp_size) == ("fp8-kv_fp8", 2)
+
+
+def test_an_engine_with_a_kv_cache_that_no_setting_names_is_served_without_figures_of_speed(tmp_path, model):
+    engine = engine_folder(tmp_path, quant_algo="NVFP4", kv_cache_quant_algo="NVFP4")
+    made = plan(tmp_path, [f"model.path={model}", f"engine.path={engine}", "hardware=b200_sxm"], "serve")
+    assert {step.node.label for step in made.steps} == {"my_llama-nvfp4-kv_nvfp4"}
+    assert (made.settings.quant.qformat, made.settings.kv_cache.dtype) == ("nvfp4", "auto")
+    assert modelled_text(made) == ""
 
 
 def test_the_memory_of_an_engine_that_is_built_already_is_said_to_be_unknown(tmp_path, model):
