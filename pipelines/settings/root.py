@@ -129,7 +129,7 @@ class Settings(Group):
         return self.variant != Variant()
 
     def as_built(self, variant: Variant, tp_size: int, pp_size: int) -> Settings:
-        """Return the settings with the ranks of an engine that is already built, and its formats where they name them."""
+        """Return the settings with the ranks, and as far as they name them the formats, of an engine already built."""
         kv = KvFormat(variant.kv_cache) if variant.kv_cache in [*KvFormat] else KvFormat.AUTO
         return self.model_copy(
             update={
