@@ -114,10 +114,11 @@ def explained(group: str, overrides: Sequence[str]) -> str:
     keys = keys_of(group)
     if not keys:
         lines += _wrap(f"It has no keys of its own; each choice sets keys of other groups (see {CONF / group}).", 2)
-    values = {key.name: at(raw, key.name) for key in keys}
+    numbers = set[str]()
     for key in keys:
         whole = key.name.rpartition(".")[0]
-        if whole not in values and not isinstance(value := values.setdefault(whole, at(raw, whole)), dict):
+        if whole not in numbers and not isinstance(value := at(raw, whole), dict):
+            numbers.add(whole)
             lines += ["", *_wrap(f"{whole}={_shown(value)}", 4)]
             lines += _wrap("    a number, or in its place a mapping with the keys below", 4)
         lines += ["", *_wrap(f"{key.name}={_shown(at(raw, key.name))}", 4)]

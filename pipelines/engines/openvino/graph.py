@@ -244,7 +244,7 @@ class GraphBuilder:
                 store = self._store.of(ExpertTensors(self._checkpoint, number))
                 name, bias = f"{theirs}.mlp.experts.{number}.{linear}", f"{ours}.mlp.{module}.bias"
                 weight = named(store.weight(f"{ours}.mlp.{module}"), f"{name}.weight")
-                result = named(op.matmul(rows, weight, transpose_a=False, transpose_b=True), name)
+                result = _multiplied(rows, weight, name)
                 if bias not in self._checkpoint:
                     return result
                 return named(op.add(result, store.float32(bias)), f"{name}.biased")
@@ -267,7 +267,7 @@ class GraphBuilder:
         def product(module: str, linear: str, x: ov.Node, *pieces: slice) -> ov.Node:
             name, bias = f"{to.name}.experts.{linear}", f"{ours}.mlp.{module}.bias"
             weight = named(self._store.stacked(each, f"{ours}.mlp.{module}", *pieces), f"{name}.weight")
-            result = named(op.matmul(x, weight, transpose_a=False, transpose_b=True), name)
+            result = _multiplied(x, weight, name)
             if bias not in self._checkpoint:
                 return result
             added = np.stack([self._store.float32(bias)[:, rows] for rows in pieces], axis=2)
@@ -290,7 +290,7 @@ class GraphBuilder:
         x = self._quantized(f"{ours}.qkv", f"{theirs}.qkv_proj", x)
         q_rows, kv_rows = config.num_attention_heads * config.head_size, config.num_key_value_heads * config.head_size
         weight = named(self._store.weight(f"{ours}.qkv"), f"{theirs}.qkv_proj.weight")
-        whole = named(op.matmul(x, weight, transpose_a=False, transpose_b=True), f"{theirs}.qkv_proj")
+        whole = _multiplied(x, weight, f"{theirs}.qkv_proj")
         q, k, v = (
             self._heads(
                 f"{theirs}.{part}_proj", self._part(whole, f"{ours}.qkv", f"{theirs}.{part}_proj", start, start + size)
@@ -345,8 +345,7 @@ class GraphBuilder:
         return self._product(module, name, x, weight, rows)
 
     def _product(self, module: str, name: str, x: ov.Node, weight: ov.Node, rows: slice = slice(None)) -> ov.Node:
-        product = named(op.matmul(x, weight, transpose_a=False, transpose_b=True), name)
-        return self._biased(module, name, product, rows)
+        return self._biased(module, name, _multiplied(x, weight, name), rows)
 
     def _part(self, whole: ov.Node, module: str, name: str, start: int, stop: int) -> ov.Node:
         """Return some output channels of a product: one large product waits less for its threads than three small."""
@@ -420,6 +419,11 @@ class GraphBuilder:
         spread = op.broadcast(op.unsqueeze(x, np.int64(2)), op.constant(ones), broadcast_spec="BIDIRECTIONAL")
         shape = np.array([0, kv_heads * repeats, -1, self._config.head_size], dtype=np.int64)
         return op.reshape(spread, shape, special_zero=True)
+
+
+def _multiplied(x: ov.Node, weight: ov.Node, name: str) -> ov.Node:
+    """Return x [..., I] times the transpose of a weight [O, I]."""
+    return named(op.matmul(x, weight, transpose_a=False, transpose_b=True), name)
 
 
 def check_supported(checkpoint: Checkpoint) -> None:
