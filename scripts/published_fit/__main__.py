@@ -44,6 +44,8 @@ STEP = 0.04
 LEAST_GPUS = 3
 """GPUs from which a family has a spread of its own."""
 KINDS_LEFT_OUT = ("gpu", "model", "version")
+PROFILED = "llmservingsim-profile"
+"""Source of rows that are sums of kernels: no server was measured, so they say nothing about the errors of one."""
 
 
 def arguments() -> argparse.Namespace:
@@ -197,13 +199,13 @@ def parameters_of(design: Design, fitted: Fitted) -> dict[str, Any]:
 
 
 def labels_of(bench: StackedCases, groups: Sequence[str]) -> dict[str, int]:
-    """Count rows by label, and configurations by GPU and family, and by mixture or dense and family, together."""
+    """Count rows by label; served configurations by GPU and family, and by mixture or dense and family, together."""
     counts = Counter(label for labels in bench.labels for label in labels)
-    setups = [case.setup for case in bench.cases]
     both = {
-        (f"{own}+family={setup.runs_on.family}", group)
-        for setup, group in zip(setups, groups, strict=True)
-        for own in (f"gpu={setup.gpu.name}", setup.kind)
+        (f"{own}+family={case.setup.runs_on.family}", group)
+        for case, group in zip(bench.cases, groups, strict=True)
+        for own in (f"gpu={case.setup.gpu.name}", case.setup.kind)
+        if case.source != PROFILED
     }
     counts.update(label for label, _ in both)
     return dict(sorted(counts.items()))
@@ -221,6 +223,7 @@ def spreads(bench: StackedCases, physics: Any, unseen: Any) -> dict[str, dict[st
     gpu = np.array([case.setup.gpu.name for case in bench.cases])
     # what submitters chose is not known, and the times of a saturated trace are mostly its queue's
     steady = ~np.isin(bench.mode, ("mlperf_server", "mlperf_interactive"))
+    steady &= np.array([case.source != PROFILED for case in bench.cases])  # a server's time is more than its kernels
     steady &= (bench.mode != "open_loop_trace") | (bench.metric == "tpot_ms")
     result: dict[str, dict[str, dict[str, float]]] = {}
     for name, metrics in of.items():

@@ -39,31 +39,41 @@ PRIORS = {
             "offline": 0.1,
             "mixture": 0.3,
             "mxfp4": 0.3,
+            "served": 0.3,
         },
         "of peak FLOP/s, linears",
     ),
     "e_m": Prior(
         0.8,
         0.1,
-        {"engine": 0.08, "family": 0.1, "gpu": 0.08, "form": 0.1, "kind": 0.1, "mixture": 0.1},
+        {"engine": 0.08, "family": 0.1, "gpu": 0.08, "form": 0.1, "kind": 0.1, "mixture": 0.1, "served": 0.1},
         "of memory bandwidth, weights",
     ),
     "e_a": Prior(
         0.4,
         0.5,
-        {"engine": 0.3, "family": 0.3, "arch": 0.3, "version": 0.15, "offline": 0.2, "heads": 0.4},
+        {"engine": 0.3, "family": 0.3, "arch": 0.3, "version": 0.15, "offline": 0.2, "heads": 0.4, "tiles": 0.5},
         "of peak 16-bit FLOP/s, attention of prompts",
     ),
     "e_k": Prior(
         0.8,
         0.3,
-        {"engine": 0.2, "family": 0.3, "gpu": 0.2, "form": 0.2, "kv8": 0.2, "version": 0.15, "offline": 0.15},
+        {
+            "engine": 0.2,
+            "family": 0.3,
+            "gpu": 0.2,
+            "form": 0.2,
+            "kv8": 0.2,
+            "version": 0.15,
+            "offline": 0.15,
+            "tiles": 0.2,
+        },
         "of memory bandwidth, KV cache",
     ),
     "e_d": Prior(
         0.03, 1.0, {"engine": 0.5, "family": 0.6, "arch": 0.3}, "of peak 16-bit FLOP/s, attention of decoding requests"
     ),
-    "e_l": Prior(0.5, 0.4, {"engine": 0.2, "link": 0.4, "family": 0.3}, "of the link between GPUs"),
+    "e_l": Prior(0.5, 0.4, {"engine": 0.2, "link": 0.4, "family": 0.3, "ranks": 0.5}, "of the link between GPUs"),
     "a": Prior(1e-05, 0.7, {"engine": 0.4, "family": 0.5, "link": 0.5}, "seconds of latency per all-reduce"),
     "c_act": Prior(
         8.0,
@@ -118,6 +128,9 @@ EXPECTED = {
     ("a", "link=experts over pcie"): (math.log(2.0), 0.5),
     ("e_l", "link=experts over nvlink"): (math.log(0.6), 0.5),
     ("e_l", "link=experts over pcie"): (math.log(0.7), 0.5),
+    **{(name, "version=vLLM 0.19.0"): (0.0, 1.5) for name in ("t0", "t_layer", "t_seq")},
+    ("e_a", "tiles=vllm"): (math.log(0.45), 0.3),
+    ("e_k", "tiles=vllm"): (math.log(0.75), 0.2),
     ("e_k", "kv8=vllm hopper"): (-math.log(2.0), 0.2),
     ("e_c", "family=nim"): (-0.08, 0.06),
     ("t_seq", "family=nim"): (math.log(7.0), 0.3),
@@ -134,6 +147,10 @@ free memory in many of its runs, where the default is 90.
 On Hopper, vLLM reads an 8-bit KV cache in the time of a 16-bit one: of a pool of twice the tokens (rows near its
 end show that), ITL is met better with half the efficiency than without, on H100, H200 and B200 (mean error 6.5, 3.1 and
 5.1 % against 7.5, 5.1 and 5.7 %).
+
+vLLM outside Hopper and SM 10x: by LLMServingSim's profiles, FlashAttention 2 reaches 0.43 to 0.6 of the 16-bit peak in
+prompts, and reads a KV cache at 0.7 to 0.86 of the bandwidth. The sums of kernels that they state are its whole
+iterations within 2 %, so the time of the host in 0.19.0 is left to the rows.
 
 NIM has one measured configuration, so what it cannot determine is set here. Compute efficiency: fits of such loops
 gave 0.46 to 0.72; a queue shorter than modelled would be mistaken for a higher one. Seconds per request and iteration:

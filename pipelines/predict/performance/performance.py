@@ -56,6 +56,8 @@ WIDER: dict[Provenance, float] = {"fitted": 1.0, "transferred": 1.5, "datasheet"
 """Factor that widens an interval when there are no residuals to derive it from."""
 MIXTURES_OF = "trtllm-torch"
 """The family whose mixtures have parameters of their own, fitted by scripts/published_fit/mixtures.py."""
+TILE = 64
+"""Rows of a tile of FlashAttention 2, of which a head of a decoding request fills one."""
 NARROW = 64
 """Width of a head at which attention takes as many exponentials for half the products of the usual 128."""
 LEAST_CONFIGURATIONS = 3
@@ -146,8 +148,20 @@ class Setup:
             self.kind,
             f"link={'experts over ' if self.attention_dp else ''}{gpu.link(self.tp)[0]}",
             *self._mixture_labels(framework),
+            *self._tile_labels(f"{framework.family} {gpu.name}"),
             *([] if self.kv_format is KvFormat.AUTO else [f"kv8={framework.family} {gpu.family}"]),
         )
+
+    def _tile_labels(self, served: str) -> tuple[str, ...]:
+        """Levels of kernels that were profiled one by one; the link between ranks is a level of its own."""
+        if not self.tile:
+            return ()
+        return (f"tiles={self.runs_on.family}", f"served={served}", *([f"ranks={served}"] if self.tp > 1 else []))
+
+    @property
+    def tile(self) -> int:
+        """Rows of a tile that a decoding head fills beside prompts, 0 if none: vLLM outside Hopper and SM 10x."""
+        return TILE if self.runs_on.family == "vllm" and not 9.0 <= self.gpu.sm < 12.0 else 0
 
     def _mixture_labels(self, framework: Framework) -> tuple[str, ...]:
         """Levels of a mixture where only TensorRT-LLM's PyTorch backend was fitted to mixtures other than Mixtral."""
@@ -185,7 +199,7 @@ class Setup:
         return facts(
             self.model, self.gpu, self.qformat, self.kv_format, tp=self.tp, pp=self.pp, sparse=self.sparse_kernels,
             group_size=self.group_size, streamed=(1 - self.gpu_weights_percent) * self.weight_bytes,
-            attention_dp=self.attention_dp,
+            attention_dp=self.attention_dp, tile=self.tile,
             all_to_all=self.runs_on.all_to_all and over == "nvlink" and 10.0 <= self.gpu.sm < 12.0,
         )  # fmt: skip
 

@@ -11,6 +11,7 @@ are for one rank; H = hidden, L = layers, d = head_dim:
     fixed             t0 + t_layer L   + [tp > 1] 2 L a   + streamed bytes of W / host link
     padding           2 W_experts tile / 2 / (tp e_c peak(format))
     sequence          t_seq                                       prompts           t_eager L_experts
+    beside            max(prefill_attention tile - kv_token, 0)
 
 With attention data parallelism a rank works on requests of its own: attention, common MLPs and head are whole on it
 (no tp), its tokens pass through as many experts as alone, the tokens of all ranks share the reads of the experts, and
@@ -19,6 +20,10 @@ kernels a token goes to those ranks alone that hold one of its k experts, (tp - 
 
 TensorRT-LLM's PyTorch backend replays CUDA graphs only for iterations without prompts; in the others the host launches
 the many kernels of layers with experts one by one, which takes t_eager more.
+
+FlashAttention 2 packs the query heads of a decoding request into a tile only if no prompt is in the batch. Beside
+prompts each head is a tile of its own, whose rows cost as much as those of a prompt (vllm-project/flash-attention,
+`seqlenq_ngroups_swapped`).
 
 Latent attention (MLA) reads one vector for all heads, so that its products, heads (d_k + d_v), count like those of
 prompts and not like those of a few heads per vector; the products or the reads are its cost, whichever takes longer.
@@ -135,6 +140,7 @@ class Facts:
         windowed: share of the layers with a sliding window.
         window: size of that window, tokens; of chunks, what half of one has, which a token of a prompt sees on average.
         chunk: size of such a chunk, tokens; 0 means none.
+        tile: rows of a tile that a query head of a decoding request fills beside prompts; 0 where heads are packed.
     """
 
     token_flops: Any
@@ -164,11 +170,13 @@ class Facts:
     windowed: Any
     window: Any
     chunk: Any
+    tile: Any
 
 
 def facts(
     model: ModelShape, gpu: GpuSpec, qformat: QFormat, kv_format: KvFormat, *, tp: int, pp: int, sparse: bool,
     group_size: int = USUAL_GROUP, streamed: float = 0.0, attention_dp: bool = False, all_to_all: bool = False,
+    tile: int = 0,
 ) -> Facts:  # fmt: skip
     """Compute the quantities of a model on tp x pp GPUs, of which each streams `streamed` bytes from its host.
 
@@ -224,6 +232,7 @@ def facts(
         windowed=windowed / layers,
         window=model.sliding_window // 2 if model.chunked else model.sliding_window,
         chunk=model.sliding_window if model.chunked else 0,
+        tile=tile,
     )
 
 
@@ -246,6 +255,8 @@ def iteration_cost(facts: Facts, values: Mapping[str, Any]) -> IterationCost:
     decode = facts.attention_flops / (values["e_d"] * facts.peak16) * (facts.latent_flops == 0)
     reads = values["e_k"] * facts.bandwidth
     links = facts.reduce_bytes / (values["e_l"] * facts.link)
+    kv_token = np.maximum(facts.kv_bytes / reads, facts.latent_flops / products) + (1 - facts.windowed) * decode
+    prefill_attention = (1 - facts.windowed) * facts.attention_flops / products
     return IterationCost(
         token_compute=facts.token_flops / compute,
         row_compute=facts.row_flops / (values["e_c"] * facts.peak16),
@@ -254,8 +265,8 @@ def iteration_cost(facts: Facts, values: Mapping[str, Any]) -> IterationCost:
         knee=values["knee"] + facts.sparse * (SPARSE_KNEE - values["knee"]),
         dense_share=facts.dense_share,
         expert_share=facts.expert_share,
-        prefill_attention=(1 - facts.windowed) * facts.attention_flops / products,
-        kv_token=np.maximum(facts.kv_bytes / reads, facts.latent_flops / products) + (1 - facts.windowed) * decode,
+        prefill_attention=prefill_attention,
+        kv_token=kv_token,
         kv_window_token=facts.kv_window_bytes / reads + facts.windowed * decode,
         window=facts.window,
         chunk=facts.chunk,
@@ -265,4 +276,5 @@ def iteration_cost(facts: Facts, values: Mapping[str, Any]) -> IterationCost:
         prompts=values["t_eager"] * facts.expert_layers,
         prefill_window=facts.windowed * facts.attention_flops / products,
         padding=facts.expert_flops * values["tile"] / 2 / compute,
+        beside=np.maximum(facts.tile * prefill_attention - kv_token, 0.0),
     )

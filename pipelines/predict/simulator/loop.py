@@ -41,9 +41,10 @@ def iteration_seconds(c: Any, tokens: Any, sequences: Any, q_ctx: Any, kv: Any, 
     linears = (compute ** c[4] + memory ** c[4]) ** (1 / c[4])
     # the smaller of the two, for numbers and arrays; a query attends to the mean context of its batch
     over = q_ctx - (tokens - sequences + prefills) * c[10]
-    attention = c[7] * q_ctx + c[17] * (q_ctx - (over + abs(over)) / 2) + c[8] * kv + c[9] * kv_window
+    prompts = c[7] * q_ctx + c[17] * (q_ctx - (over + abs(over)) / 2)
+    decoding = (c[8] + c[20] * (prefills > 0)) * kv + c[9] * kv_window
     host = c[12] + c[13] * sequences + c[14] * prefills + c[15] * (prefills > 0)
-    return linears + attention + c[11] * tokens + host
+    return linears + prompts + decoding + c[11] * tokens + host
 
 
 def seconds_of(rules: Rules, cost: Any, n: RunTotals, batch: Batch) -> float:

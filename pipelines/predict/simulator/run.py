@@ -34,6 +34,7 @@ from pipelines.predict.simulator.scheduler import Request, Rules, RunTotals, rec
 #          + (weights active(T) + head_weights)^p)^(1/p)                                       or memory
 #       + prefill_attention sum(q ctx) + prefill_window sum(q min(ctx, window))                attention of prompts
 #       + kv_token sum(kv) + kv_window_token sum(min(kv, window))   attention of decoding requests: KV traffic
+#       + beside sum(kv), where n_prefill > 0                 kernels that pack heads only where no prompt is computed
 #       + token T                                             norms, activations, all-reduce traffic
 #       + fixed + sequence n_seq + prefill n_prefill          launches, all-reduce latency, scheduler, sampling
 #       + prompts, where n_prefill > 0                        cost of preparing a batch of a new size
@@ -71,6 +72,7 @@ class IterationCost:
         prefill_window: as `prefill_attention`, for all layers with a sliding window together.
         padding: to compute the rows that fill up the tiles of all experts.
         chunk: tokens of a chunk that begins anew, which decoding reads instead of a window; 0 means none.
+        beside: per KV token read in an iteration with prompts, in addition to `kv_token`.
     """
 
     token_compute: float
@@ -93,6 +95,7 @@ class IterationCost:
     prefill_window: float = 0.0
     padding: float = 0.0
     chunk: int = 0
+    beside: float = 0.0
 
     def slower(self, factor: float) -> IterationCost:
         """Return the cost of an engine whose every iteration takes `factor` times as long."""
@@ -102,7 +105,7 @@ class IterationCost:
         )
 
     def array(self) -> Any:
-        """Return float64[20]: the fields in order, for the loop."""
+        """Return float64[21]: the fields in order, for the loop."""
         return np.array(_numbers(self), dtype=np.float64)
 
     def seconds(

@@ -98,8 +98,7 @@ def test_what_was_in_no_fit_is_as_far_off_as_is_said() -> None:
     """Replayed traces, and full loads of mixtures."""
     found, refused = judge.kept_apart()
     assert not refused
-    assert median(found["trace kept apart, ITL"]) < 20
-    assert median(found["trace kept apart, E2E"]) < 25
+    assert all(median(found[f"trace kept apart, {metric}"]) < 15 for metric in ("TTFT", "ITL", "E2E"))
     for name, most in MIXTURES_OFF.items():
         assert median(found[f"full load, {name}"]) < most, name
     held = [inside for name in MIXTURES_OFF for _, inside in found[f"full load, {name}"]]

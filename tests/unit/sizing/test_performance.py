@@ -142,6 +142,7 @@ def test_efficiencies_are_physical():
         ("h100_sxm", "TensorRT-LLM 1.2", "fitted", "H100-SXM-80GB with trtllm-torch"),
         ("a10", "vLLM 0.12.0", "transferred", "vllm was measured on other GPUs"),
         ("a100_pcie_80gb", "vLLM 0.12.0", "transferred", "A100-PCIe-80GB was measured with other frameworks"),
+        ("rtx_pro_6000", "vLLM 0.19.0", "transferred", "was measured with other frameworks"),  # a trace, and kernels
     ],
 )
 def test_the_provenance_says_what_was_measured(gpu, framework, provenance, why):
@@ -225,3 +226,20 @@ def test_the_window_of_some_layers_bounds_their_attention_of_prompts_too():
     short, long = (float(cost.seconds(n, 1, q_ctx=n * n / 2, prefills=1)) for n in (200, 10_000))
     assert short == pytest.approx(2e-9 * 200 * 100)
     assert long == pytest.approx(1e-9 * 10_000 * (5_000 + 128))
+
+
+@pytest.mark.parametrize(("name", "beside"), [("llama-3.1-8b", 10.35), ("qwen3-30b-a3b", 15.21)])
+def test_decoding_of_vllm_beside_prompts_takes_what_was_profiled(name, beside):
+    """64 requests of 1,024 tokens on an RTX PRO 6000 beside a prompt of 512, whose own attention is taken off, ms.
+
+    Times beside prompts are in no fit (casys-kaist/LLMServingSim, profiler/perf/RTXPRO6000, attention.csv).
+    """
+    setup = Setup(model_named(name), gpu_named("rtx_pro_6000"), runs_on=framework_named("vLLM 0.19.0"))
+    cost = PerformanceModel.load().cost(setup).cost
+    assert 1e3 * 64 * 1024 * (cost.kv_token + cost.beside) == pytest.approx(beside, rel=0.12)
+
+
+@pytest.mark.parametrize(("gpu", "framework"), [("h100_sxm", "vLLM 0.19.0"), ("rtx_pro_6000", "TensorRT-LLM 1.2")])
+def test_other_kernels_decode_beside_prompts_as_fast_as_alone(gpu, framework):
+    setup = Setup(model_named("llama-3.1-8b"), gpu_named(gpu), runs_on=framework_named(framework))
+    assert PerformanceModel.load().cost(setup).cost.beside == 0
