@@ -35,7 +35,8 @@ def judge_of(settings: Settings, machine: Machine) -> Judge:
         candidate = plain.changed(_changes(settings, setup, limits)).tuned.limited
         if setup.model.architecture not in FAMILIES:  # no rule knows other families
             candidate = replace(candidate, shape=None)
-        refuse(refused(check(candidate.facts)) + serving_checks.check(candidate))
+        facts = replace(candidate.facts, label=setup.model.name)
+        refuse(refused(check(facts)) + serving_checks.check(candidate))
 
     return judge
 

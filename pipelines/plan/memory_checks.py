@@ -118,7 +118,7 @@ def _few_requests(
     beside: Sequence[ColocatedEngine],
 ) -> tuple[Fault, ...]:
     """Warn of a KV cache that hardly holds a batch; `changed` is what proposals start from."""
-    requests = int(memory.kv_pool / sizes.kv_request_bytes(tokens))
+    requests = int(memory.kv_pool / sizes.kv_request_bytes(tokens)) * sizes.pools
     if requests >= FEW_REQUESTS:
         return ()
     roomy = replace(changed, max_batch_size=max(FEW_REQUESTS, sizes.max_batch_size))
@@ -241,7 +241,8 @@ def _parts(sizes: EngineSizes, memory: DeviceMemory, whole: float, name: str, be
 
 def _left(sizes: EngineSizes, memory: DeviceMemory, tokens: int) -> str:
     usual, longest = concurrency(sizes, memory, tokens), concurrency(sizes, memory, sizes.max_seq_len)
-    text = f"KV cache: {memory.kv_tokens:,} tokens; {count(usual.requests, 'request')} of {count(tokens, 'token')}"
+    held = memory.kv_tokens * sizes.pools
+    text = f"KV cache: {held:,} tokens; {count(usual.requests, 'request')} of {count(tokens, 'token')}"
     text += f" at a time ({usual.binds} binds)"
     if longest.requests < 1:
         return f"{text}, not one of max_seq_len={sizes.max_seq_len:,} (modelled)"

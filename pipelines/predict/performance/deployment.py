@@ -30,7 +30,7 @@ from pipelines.predict.performance.gpus import GpuSpec, ranks
 from pipelines.predict.performance.limits import ChosenLimits, known_lengths
 from pipelines.predict.performance.measured import Measured
 from pipelines.predict.performance.modelled import ModelledDeployment
-from pipelines.predict.performance.models import engine_of
+from pipelines.predict.performance.models import engine_of, plain_name
 from pipelines.predict.performance.performance import Costed, PerformanceModel, Provenance, Setup
 from pipelines.predict.performance.placement import EngineTerms, place
 from pipelines.settings.root import Settings
@@ -107,8 +107,8 @@ class FittedModel:
     def cost(self, setup: Setup, predicted: Costed) -> Costed:
         """Return the performance model's cost of a setup, adjusted by what was measured.
 
-        For exactly the setup that was measured, this is the fit itself; other setups on the same GPU are scaled by the
-        same factors, and `why` says so.
+        For exactly the setup that was measured, this is the fit itself; other setups on the same GPU, also of other
+        models, are scaled by the same factors, and `why` says so.
 
         Raises:
             UserError: the fit is for the CPU engine, or for another GPU.
@@ -121,11 +121,12 @@ class FittedModel:
         knobs = [knob for knob in GPU_KNOBS if knob.name in self.multipliers]
         theta = [math.log(self.multipliers[knob.name]) for knob in knobs]
         same = (self.tp, self.pp) == (setup.tp, setup.pp) and (self.precision or "").split("-kv_")[0] == setup.qformat
+        same = same and plain_name(self.model) == plain_name(setup.model.name)
         spread = {
             name: self.spread[name] if same else max(self.spread[name], other)
             for name, other in predicted.spread.items()
         }
-        why = self.why if same else f"{self.why} of {self.precision} TP {self.tp} PP {self.pp}"
+        why = self.why if same else f"{self.why} of {self.model} {self.precision} TP {self.tp} PP {self.pp}"
         provenance: Provenance = "fitted" if same else "transferred"
         return replace(moved(predicted, knobs, theta), provenance=provenance, why=why, spread=spread)
 

@@ -118,9 +118,14 @@ class EngineSizes:
         return 1 if self.attention_dp else self.tp_size
 
     @property
+    def pools(self) -> int:
+        """Parts of the KV cache that hold different requests: one per attention data parallel rank."""
+        return self.tp_size // self.attention_tp
+
+    @property
     def lanes(self) -> int:
         """Batches that are in progress at the same time: one per pipeline stage and attention data parallel rank."""
-        return self.pp_size * (self.tp_size // self.attention_tp)
+        return self.pp_size * self.pools
 
     @property
     def layers(self) -> int:
@@ -326,7 +331,7 @@ class Concurrency:
 
 def concurrency(sizes: EngineSizes, memory: DeviceMemory, tokens: int) -> Concurrency:
     """Return how many requests of this many tokens (prompt + output) run together without any being paused."""
-    by_memory = int(memory.kv_pool / sizes.kv_request_bytes(tokens)) * (sizes.tp_size // sizes.attention_tp)
+    by_memory = int(memory.kv_pool / sizes.kv_request_bytes(tokens)) * sizes.pools
     # every pipeline stage, and attention data parallel rank, works on a different batch of max_batch_size requests
     by_batch = sizes.max_batch_size * sizes.lanes
     return Concurrency(by_batch, "max_batch_size") if by_batch <= by_memory else Concurrency(by_memory, "KV cache")

@@ -141,6 +141,11 @@ def _plain(text: str) -> str:
     return DECORATION.sub("", text.strip().lower().split("/")[-1].removeprefix("meta-"))
 
 
+def plain_name(text: str) -> str:
+    """Return what names of a model have in common: "llama318b" of llama_3_1_8b and meta-llama/Llama-3.1-8B."""
+    return re.sub(r"[^a-z0-9]", "", _plain(text.replace("_", "-")))
+
+
 @cache
 def _on_hub() -> Mapping[str, ModelShape]:
     with MODELS.open(encoding="utf-8", newline="") as lines:

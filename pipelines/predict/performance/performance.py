@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat, formats_for, kv_formats_for
+from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat, formats_for, kv_formats_for, lacks_integers
 from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.gpus import GpuSpec
 from pipelines.predict.performance.limits import engine_sizes
@@ -346,17 +346,12 @@ def refuse(setup: Setup) -> None:
     Raises:
         UserError: names the obstacle.
     """
-    form, gpu, able = FORMATS[setup.qformat], setup.gpu, runnable(setup)
+    gpu, able = setup.gpu, runnable(setup)
     if gpu.sm < 8.0 and setup.runs_on.family.startswith(("trtllm", "nim")):
         what = f"{gpu.gpu} is too old for TensorRT-LLM: compute capability {gpu.sm:g}."
         raise UserError(what, allowed="It needs 8.0 (A100) or newer.")
     if setup.qformat not in able:
-        why = f"quant={setup.qformat} needs {form.activation.upper()} tensor cores; {gpu.gpu} has none."
-        if setup.qformat is QFormat.AUTO:
-            why = "The speed of quant=auto is not modelled: it depends on which linear gets which format."
-        elif form.activation in gpu.peak:
-            why = f"TensorRT-LLM has no kernels for quant={setup.qformat} on {gpu.gpu}."
-        raise UserError(why, allowed=f"It supports: {', '.join(able)}.")
+        raise UserError(_unsupported(setup), allowed=f"It supports: {', '.join(able)}.")
     if setup.kv_format not in (able_kv := kv_formats_for(gpu.sm)):
         raise UserError(
             f"{gpu.gpu} has no {setup.kv_format.upper()} for the KV cache.",
@@ -382,3 +377,15 @@ def refuse(setup: Setup) -> None:
         )
     if not 1 <= setup.pp <= layers:
         raise UserError(f"pp_size={setup.pp} is not between 1 and {name}'s {layers} layers.")
+
+
+def _unsupported(setup: Setup) -> str:
+    """Say why a format is not among those that a setup supports."""
+    form, gpu, quant = FORMATS[setup.qformat], setup.gpu, f"quant={setup.qformat}"
+    if setup.qformat is QFormat.AUTO:
+        return "The speed of quant=auto is not modelled: it depends on which linear gets which format."
+    if lacks_integers(setup.qformat, gpu.sm):
+        return f"TensorRT-LLM has no kernels for {quant} on {gpu.gpu}."
+    if form.activation in gpu.peak:
+        return f"{quant} is not supported for {setup.model.architecture} by TensorRT-LLM."
+    return f"{quant} needs {form.activation.upper()} tensor cores; {gpu.gpu} has none."

@@ -132,6 +132,7 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings, judge: Judge) ->
         what=f"{model.name} {settings.variant.label} on {hardware.name}, TP {settings.build.tp_size}",
         reason=origin(modelled.provenance, modelled.why),
         kv_source="modelled",
+        pp=settings.build.pp_size,
     )
     return case if modelled.limits is None else replace(case, notes=(*case.notes, *modelled.limits.lines()))
 
@@ -141,15 +142,14 @@ def _fitted(settings: Settings, path: Path) -> SimulationCase:
     refuse(unmodelled(settings))
     fit = load_fit(path)
     what = f"{fit.model} {fit.precision or ''} on {fit.gpu or fit.engine}, TP {fit.tp}"
-    return _deployed(settings, fit.deployment, what=what, reason=fit.why, kv_source="as fitted")
+    return _deployed(settings, fit.deployment, what=what, reason=fit.why, kv_source="as fitted", pp=fit.pp)
 
 
 def _deployed(
-    settings: Settings, deployment: ModelledDeployment, *, what: str, reason: str, kv_source: str
+    settings: Settings, deployment: ModelledDeployment, *, what: str, reason: str, kv_source: str, pp: int
 ) -> SimulationCase:
     """Build a case in seconds from a deployment; limits that are set replace its own. There is an engine per policy."""
     if deployment.lanes > 1:
-        pp = settings.build.pp_size
         ranks = deployment.lanes // pp
         apart = f"{ranks} attention data parallel ranks and " if ranks > 1 else ""
         raise UserError(

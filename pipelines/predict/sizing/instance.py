@@ -113,7 +113,7 @@ class Instance:
     @property
     def kv_tokens(self) -> int:
         """Tokens that the KV cache holds, with the shares of all batches."""
-        return (self.engine.kv_blocks or 0) * self.engine.tokens_per_block * self.setup.pp
+        return (self.engine.kv_blocks or 0) * self.engine.tokens_per_block * self.setup.lanes
 
     @property
     def limits(self) -> ChosenLimits:

@@ -170,7 +170,8 @@ def _steps(question: Question, one: Instance) -> Iterator[_Step]:
             yield _other("KV cache", f"KV cache {_kv_word(kv_format)}", kv_format=kv_format)
     for tp in (setup.tp // 2, setup.tp * 2):
         if tp >= 1 and question.model.num_attention_heads % tp == 0 and tp <= question.gpu.gpus_per_server:
-            yield _other("TP", f"TP {tp}", tp=tp)
+            apart = question.terms.sizes.attention_dp and tp > 1
+            yield _other("TP", f"{'DEP' if apart else 'TP'} {tp}", tp=tp, attention_dp=apart)
 
 
 def _kv_word(kv_format: KvFormat) -> str:

@@ -6,6 +6,7 @@ from pipelines.domain.formats import QFormat
 from pipelines.domain.units import GIB
 from pipelines.plan.memory_checks import check, cpu_predicted, cpu_reached, gpu_predicted, request_tokens
 from pipelines.plan.other_memory import DRAFT, ColocatedEngine
+from pipelines.predict.performance.models import model_named
 from pipelines.settings.compose import load
 
 
@@ -30,6 +31,22 @@ def test_what_is_left_is_said_for_the_workload_and_for_the_longest_request():
 def test_a_small_batch_binds_before_the_memory():
     found = fit("model=llama_3_1_8b", "quant=fp8", "hardware=h100_sxm", "build.max_batch_size=64")
     assert "64 requests of 192 tokens at a time (max_batch_size binds)" in found.notes[1]
+
+
+def test_the_kv_caches_of_attention_data_parallel_ranks_hold_more_together():
+    """Each of 4 ranks of Qwen3 30B has 4 KV heads of 128 channels in 48 layers, for requests of its own."""
+    words = ["quant=fp8", "hardware=h100_sxm", "build.tp_size=4", "build.max_batch_size=4", "workload.isl=40000"]
+    words += ["engine=tensorrt_llm_llmapi", "build.max_seq_len=40960", "build.max_num_tokens=40960", "workload.osl=960"]
+    shape, requests = model_named("qwen3-30b-a3b"), []
+    for extra in ("{}", "{enable_attention_dp: true}"):
+        settings = load([*words, "triton.max_tokens_in_paged_kv_cache=81920", f"llm_api.extra={extra}"])
+        found = check(settings, shape, settings.hardware, [])
+        assert len(found.warnings) == (extra == "{}")  # the KV cache holds only 2 requests
+        requests.append(found.notes[1].split(" at a time")[0])
+    assert requests == [
+        "KV cache: 81,920 tokens; 2 requests of 40,960 tokens",
+        "KV cache: 327,680 tokens; 8 requests of 40,960 tokens",
+    ]
 
 
 def test_weights_that_do_not_fit_are_refused_with_what_does():

@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -355,6 +356,9 @@ def test_a_fit_makes_it_seconds_with_its_own_engine(tmp_path, capsys):
     assert "KV cache: 100 blocks of 16 tokens (as given)" in said
     simulated(tmp_path, *words[:2])
     assert "KV cache: 512 blocks of 16 tokens (as fitted)" in capsys.readouterr().out
+    replace(made, pp=2, deployment=replace(deployment, lanes=2)).save(tmp_path / "c.json")
+    with pytest.raises(UserError, match=r"TP 1 with build\.pp_size=2 is not simulated: each of its stages"):
+        simulated(tmp_path, *words)
 
 
 @pytest.mark.parametrize(("words", "ticks"), [((), 100), (("workload.osl=64",), 2.5 * 65), (("simulator.drawn=9",), 9)])

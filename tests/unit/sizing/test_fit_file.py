@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from pipelines.domain.variant import Variant
 from pipelines.predict.config import FITS
 from pipelines.predict.performance.deployment import costs, fitted_deployment, gpu_model, load_fit, stored_fits
 from pipelines.predict.performance.gpus import gpu_named
-from pipelines.predict.performance.models import known_model
+from pipelines.predict.performance.models import known_model, model_named
 from pipelines.predict.performance.performance import PerformanceModel, Setup
 from pipelines.report.collect import collect
 from pipelines.report.report_command import with_models
@@ -194,7 +195,12 @@ def test_a_fit_moves_simulations_and_sizes_of_its_gpu(tmp_path, capsys):
     model = known_model(settings)
     here = costs(settings)(Setup(model, gpu_named("h100_sxm"), QFormat.FP8))
     split = costs(settings)(Setup(model, gpu_named("h100_sxm"), QFormat.FP8, tp=2))
-    assert (here.provenance, split.provenance) == ("fitted", "transferred")
+    other = costs(settings)(Setup(model_named("mistral-7b"), gpu_named("h100_sxm"), QFormat.FP8))
+    assert [each.provenance for each in (here, split, other)] == ["fitted", "transferred", "transferred"]
+    named = replace(model, name="meta-llama/Llama-3.1-8B-Instruct")
+    assert costs(settings)(Setup(named, gpu_named("h100_sxm"), QFormat.FP8)).provenance == "fitted"
+    assert "of llama_3_1_8b fp8 TP 1" in other.why
+    assert other.spread["throughput"] > 5 * here.spread["throughput"]
     assert here.cost.fixed == pytest.approx(load_fit(file).deployment.cost.fixed)
     assert "TP 1" in split.why
     with pytest.raises(UserError, match="is for llama_3_1_8b on h100_sxm, not for A100"):

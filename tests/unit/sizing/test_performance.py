@@ -81,6 +81,14 @@ def test_all_to_all_sends_a_token_to_the_ranks_of_its_experts_alone():
             {"gpu": gpu_named("b200_sxm"), "qformat": QFormat.INT4_AWQ},
             r"TensorRT-LLM has no kernels for quant=int4_awq on B200-SXM-180GB\. It supports: none, fp8, nvfp4",
         ),
+        (
+            {"gpu": gpu_named("b300_sxm"), "qformat": QFormat.INT8_SQ},
+            r"TensorRT-LLM has no kernels for quant=int8_sq on B300-SXM-270GB\. It supports: none, fp8, nvfp4",
+        ),
+        (
+            {"gpu": gpu_named("b200_sxm"), "qformat": QFormat.NVFP4, "model": model_named("gemma-7b")},
+            r"quant=nvfp4 is not supported for GemmaForCausalLM by TensorRT-LLM\. It supports: none, fp8",
+        ),
         ({"gpu": gpu_named("b200_sxm"), "kv_format": KvFormat.INT8}, "has no INT8 for the KV cache"),
     ],
 )

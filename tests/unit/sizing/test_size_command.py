@@ -21,7 +21,9 @@ from pipelines.predict.performance.limits import drawn_lengths, known_lengths
 from pipelines.predict.performance.models import model_named
 from pipelines.predict.performance.performance import PerformanceModel, Setup
 from pipelines.predict.performance.placement import place
+from pipelines.predict.sizing.answer import answer
 from pipelines.predict.sizing.question import ask, setup_label
+from pipelines.predict.sizing.sensitivity import changes
 from pipelines.predict.sizing.size_command import question_id
 from pipelines.predict.sizing.words import checkpoint_text
 from pipelines.settings.root import Settings
@@ -319,6 +321,29 @@ def test_a_rank_with_the_whole_attention_has_a_batch_and_a_cache_of_its_own():
         placed.append((setup.lanes, place(setup, cost.cost, question.terms, question.lengths).concurrency))
     assert [lanes for lanes, _ in placed] == [1, 8]
     assert [each.requests for _, each in placed] == [128, 8 * 128]
+
+
+def test_the_kv_caches_of_all_attention_data_parallel_ranks_are_counted_and_other_ranks_named_alike():
+    apart = "llm_api.extra={enable_attention_dp: true}"
+    words = ("sizing.model=qwen3-30b-a3b", "quant=fp8", "hardware=h200_sxm", "sizing.requests=200", apart)
+    labels, held = [], []
+    for tp in (1, 4):
+        question = ask(load(*words, "sizing.peak_rate=5", f"sizing.tp={tp}"), NO_GPU)
+        found = answer(question, PerformanceModel.load().cost)
+        one = found.chosen.instance
+        held.append(one.kv_tokens / (one.placed.concurrency.requests * question.lengths.mean))
+        labels.append({c.what for c in changes(question, found.chosen, PerformanceModel.load().cost)})
+    assert min(held) >= 1
+    assert "DEP 2" in labels[0]
+    assert {"DEP 2", "DEP 8"} < labels[1]
+    assert not any(what.startswith("TP ") for what in labels[0] | labels[1])
+
+
+def test_a_rule_names_the_model_that_is_sized():
+    settings = load("sizing.model=gemma-3-1b", "engine=tensorrt_llm", "hardware=h100_sxm", "sizing.peak_rate=5")
+    setup = Setup(model_named("gemma-3-1b"), gpu_named("h100_sxm"), QFormat.INT4_WO, tp=4)
+    with pytest.raises(UserError, match="and gemma-3-1b has "):
+        judge_of(settings, NO_GPU)(setup, None)
 
 
 def test_experts_must_be_divisible_where_attention_is_not_split():
