@@ -17,7 +17,7 @@ from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.formats import QFormat
-from pipelines.domain.summary import RequestColumns
+from pipelines.domain.summary import RequestColumns, Window
 from pipelines.domain.variant import Variant
 from pipelines.loadgen.health import from_stored
 from pipelines.report.artifact_index import READ, STAGES, ArtifactIndex
@@ -334,11 +334,14 @@ def _engines(index: ArtifactIndex, artifact: ReportedArtifact) -> set[str]:
     return built | {source.digest for item in chain for source in item.inputs if source.name == "engine"}
 
 
-def _requests(index: ArtifactIndex, artifact: ReportedArtifact, result: BenchmarkResult) -> dict[str, RequestColumns]:
+def _requests(
+    index: ArtifactIndex, artifact: ReportedArtifact, result: BenchmarkResult
+) -> dict[str, tuple[RequestColumns, Window | None]]:
     requests = {}
     for name in [level.requests_file for level in result.levels if level.requests_file]:
         try:
-            requests[name] = from_stored(index.read_json(artifact, name))
+            columns = index.read_json(artifact, name)
+            requests[name] = from_stored(columns), columns.get("window_ns")
         except (ValueError, TypeError, AttributeError) as error:
             raise UserError(
                 f"{index.root / artifact.place / name} does not contain request records: {error}."

@@ -14,7 +14,7 @@ from eval.results import EvalResult, Flips
 from pipelines.compress.config import ABOUT, SHIPPED
 from pipelines.document.show import NONE
 from pipelines.domain.benchmark import BenchmarkResult, Distribution, LoadPoint, Summary
-from pipelines.domain.summary import RequestColumns
+from pipelines.domain.summary import RequestColumns, Window
 from pipelines.host.files import sha256_file
 from pipelines.store.store import canonical, content_digest
 
@@ -170,14 +170,14 @@ class BenchmarkRun:
     """One benchmark of one format under one workload.
 
     Attributes:
-        requests: of each level whose records were kept, by its `requests_file`.
+        requests: of each level whose records were kept, by its `requests_file`, with the measured window, if any.
         repeats: earlier benchmarks of the same engine under the same workload, for the spread between runs.
         modelled: predictions for the same loads; None if there is no model of this deployment.
     """
 
     artifact: ReportedArtifact
     result: BenchmarkResult
-    requests: Mapping[str, RequestColumns]
+    requests: Mapping[str, tuple[RequestColumns, Window | None]]
     repeats: tuple[BenchmarkResult, ...]
     modelled: ModelledRun | None = None
 

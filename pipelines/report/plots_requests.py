@@ -12,7 +12,7 @@ from pipelines.document.blocks import Figure
 from pipelines.document.canvas import Theme, axis, plain_log, plot
 from pipelines.document.show import count
 from pipelines.domain.benchmark import LoadPoint
-from pipelines.domain.summary import RequestColumns, ordered
+from pipelines.domain.summary import RequestColumns, ordered, percentile
 from pipelines.report.data import BenchmarkRun, run_label
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def distributions(run: BenchmarkRun, name: str) -> Figure | None:
             axis(axes, title, "ms (log)", "share of requests, %" if axes is figure.axes[0] else "")
 
     medians = (
-        f"{title}, medians: " + ", ".join(f"{label}: {values[len(values) // 2]:.3g} ms" for label, values in curves)
+        f"{title}, medians: " + ", ".join(f"{label}: {percentile(values, 0.5):.3g} ms" for label, values in curves)
         for title, curves in panels
     )
     return plot(
@@ -60,10 +60,12 @@ def distributions(run: BenchmarkRun, name: str) -> Figure | None:
 
 
 def _values(run: BenchmarkRun, level: LoadPoint, latency: Callable[[RequestColumns], Any]) -> list[float]:
-    """Return the latencies of all finished requests of a level in milliseconds, ascending."""
-    if (requests := run.requests.get(level.requests_file)) is None:
+    """Return the latencies of a level's requests that its table counts, in milliseconds, ascending."""
+    requests, window = run.requests.get(level.requests_file, (None, None))
+    if requests is None or window is None:
         return []
-    return [value / 1e6 for value in ordered(latency(requests)[requests.fine()]) if value > 0]
+    counted = requests.fine() & (requests.due >= window[0]) & (requests.due < window[1])
+    return [value / 1e6 for value in ordered(latency(requests)[counted]) if value > 0]
 
 
 def _cumulative(axes: Axes, curves: Sequence[Curve], theme: Theme) -> None:
@@ -97,7 +99,7 @@ def steps(values: Sequence[float]) -> tuple[list[float], list[float]]:
 
 def timeline(run: BenchmarkRun, level: LoadPoint, name: str) -> Figure | None:
     """Plot one row per request from its scheduled start to its last token; None without records."""
-    requests = run.requests.get(level.requests_file)
+    requests, _ = run.requests.get(level.requests_file, (None, None))
     if requests is None or not len(requests.due):
         return None
     assert requests.index is not None

@@ -118,21 +118,27 @@ def _groups(d: DeploymentFacts) -> Cases:
     for name, width in _rank_inputs(d):
         if width % group:
             names.setdefault((width, _per_rank(name, d)), []).append(name)
-    works = _working_groups(d)
+    works, change = _working_groups(d)
     return [
-        {"group": group, "name": ", ".join(alike), "width": width, "where": where, "works": works}
+        {"group": group, "name": ", ".join(alike), "width": width, "where": where, "works": works, "change": change}
         for (width, where), alike in names.items()
     ]
 
 
-def _working_groups(d: DeploymentFacts) -> str:
+def _working_groups(d: DeploymentFacts) -> tuple[str, str]:
+    """Say which sizes of groups work, and what to change."""
     weights = FORMATS[d.qformat].weights
     if weights.group_is_fixed:
-        return f"{d.qformat.upper()} always uses groups of {weights.group}."
+        return f"{d.qformat.upper()} always uses groups of {weights.group}.", _larger_parts(d)
     widths = [width for _, width in _rank_inputs(d)]
     sizes = gpu_groups(d.qformat) if d.needs_gpu else (128, 64, 32, 16)
-    works = [group for group in sizes if not any(width % group for width in widths)]
-    return f"Works here: quant.group_size={'/'.join(map(str, works))}." if works else "No usual group size works here."
+    if works := [group for group in sizes if not any(width % group for width in widths)]:
+        return f"Works here: quant.group_size={'/'.join(map(str, works))}.", "Set it"
+    return "No usual group size works here.", _larger_parts(d)
+
+
+def _larger_parts(d: DeploymentFacts) -> str:
+    return "Lower tp_size" if d.build.tp_size > 1 else "Use another model"
 
 
 def _odd_rows(d: DeploymentFacts) -> Cases:
@@ -143,7 +149,7 @@ def _odd_rows(d: DeploymentFacts) -> Cases:
         for name, (rows, _) in known(d.shape).linear_shapes.items()
     }
     odd = [f"{name} ({rows})" for name, rows in sizes.items() if rows % 2]
-    return ({"odd": listed(odd)},) if odd else ()
+    return ({"odd": listed(odd), "change": _larger_parts(d)},) if odd else ()
 
 
 def _sparse_inputs(d: DeploymentFacts) -> Cases:
@@ -261,14 +267,14 @@ RULES = (
         failed="quant={d.qformat} has groups of {group} inputs, which do not divide the {width} inputs of"
         " {name}{where}.",
         allowed="{works}",
-        todo="Change group_size or tp_size.",
+        todo="{change}{quants:, or choose }.",
         source=f"{MODELOPT}: postprocess.check_weight_shape_valid",
     ),
     rule(
         name="int4-packs-pairs-of-outputs",
         when=_odd_rows,
         failed="quant={d.qformat} packs two output channels into a byte, but some linears have an odd number: {odd}.",
-        todo="Change tp_size{quants:, or choose }.",
+        todo="{change}{quants:, or choose }.",
         source=f"{MODELOPT}: INT4 weights are int8 [out/2, in] (measured exports of 0.37 and 0.47)",
     ),
     rule(

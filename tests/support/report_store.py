@@ -87,7 +87,8 @@ def benchmark(
     files, levels = {}, []
     for number, concurrency in enumerate(concurrencies):
         timings = requests(concurrency, speed or VARIANTS[variant])
-        files[f"requests-{number}.json.gz"] = to_columns(timings)
+        window = whole_window(columns_of(timings))
+        files[f"requests-{number}.json.gz"] = {**to_columns(timings), "window_ns": window}
         limited = concurrency == bottleneck
         health = ClientHealth(limited, "cpu 98 %" if limited else "", {"loop_lag_p99_ms": 0.2, "cpu_share": 0.3})
         levels.append(
@@ -95,7 +96,7 @@ def benchmark(
                 "closed",
                 concurrency,
                 None,
-                summarise(columns_of(timings), whole_window(columns_of(timings)), slo),
+                summarise(columns_of(timings), window, slo),
                 health,
                 {"queue_s": 0.5, "kv_blocks_used_max": 12},
                 f"requests-{number}.json.gz",

@@ -55,7 +55,7 @@ def test_the_notes_of_a_load_are_in_its_table(tmp_path):
 
 def test_requests_of_every_level_are_there(two_formats):
     run = collect(two_formats).workloads[0].runs[0]
-    assert [len(run.requests[level.requests_file].due) for level in run.result.levels] == [24, 24, 24]
+    assert [len(run.requests[level.requests_file][0].due) for level in run.result.levels] == [24, 24, 24]
 
 
 def test_the_accuracy_is_paired_with_the_baseline_of_the_same_questions(two_formats):

@@ -9,10 +9,11 @@ from pipelines.document.blocks import Column, Table
 from pipelines.document.canvas import apart, beside
 from pipelines.document.show import flat, ms, number, settings_text, when
 from pipelines.domain.benchmark import Distribution
+from pipelines.domain.summary import summarise
 from pipelines.report.collect import collect
 from pipelines.report.config import ReportSettings
 from pipelines.report.data import lengths, loads
-from pipelines.report.plots_requests import MAX_STEPS, steps
+from pipelines.report.plots_requests import MAX_STEPS, distributions, steps
 from pipelines.report.tables import build_memory_table
 from pipelines.report.tables_load import levels_table
 from pipelines.store.store import Store
@@ -27,6 +28,19 @@ def test_a_long_curve_is_thinned_and_keeps_its_ends():
     xs, ys = steps([float(i) for i in range(10_000)])
     assert len(xs) == MAX_STEPS + 1
     assert (xs[0], xs[-1], ys[-1]) == (0.0, 9999.0, 100.0)
+
+
+@pytest.mark.parametrize("last", [3, 4])
+def test_a_distribution_has_the_requests_that_its_table_counts(last, two_formats):
+    """Warm-up is left out, and medians are those of the table."""
+    run = collect(two_formats).formats[0].runs[0]
+    name = run.result.levels[0].requests_file
+    requests, _ = run.requests[name]
+    window = (requests.due[1], requests.due[last])
+    figure = distributions(dataclasses.replace(run, requests={name: (requests, window)}), "figure")
+    median = 1000 * summarise(requests, window).ttft_s.p50
+    assert f"Time to first token, medians: 1: {median:.3g} ms." in figure.alt
+    assert distributions(dataclasses.replace(run, requests={name: (requests, None)}), "figure") is None
 
 
 def test_names_keep_their_order_and_distance():
