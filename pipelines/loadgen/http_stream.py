@@ -100,7 +100,8 @@ class HttpReply:
         if fault := event.get("error"):
             stated = fault if isinstance(fault, dict) else {"message": fault}
             message, code = str(stated.get("message") or stated), stated.get("code")
-            self.fault = (_kind(code) if isinstance(code, int) else classify(message)), message
+            kind = _kind(code) if isinstance(code, int) else classify(message)
+            self.fault = stated["type"] if (kind, stated.get("type")) == ("invalid", "server_error") else kind, message
         filled = False
         for choice in event.get("choices") or ():
             part = choice.get("delta") or choice.get("message") or choice
@@ -315,8 +316,9 @@ class HttpStream(RequestStream):
         )
         message = head.encode("latin-1") + request.body
         try:
-            reply = await self._send(message, chunks, fresh=not self._reuses)
-            if reply is None and self.given_up is None:  # closed while idle: the server never read this request
+            reused = self._reuses and self._is_open()
+            reply = await self._send(message, chunks, fresh=not reused)
+            if reply is None and reused and self.given_up is None:  # closed while idle: the server never read it
                 self._reuses = False
                 reply = await self._send(message, chunks, fresh=True)
         except TimeoutError:
@@ -339,12 +341,17 @@ class HttpStream(RequestStream):
                 self.cached_tokens = (self.cached_tokens or 0) + cached
         return reply.end or reply.stamp, None
 
+    def _is_open(self) -> bool:
+        protocol = self._protocol
+        return protocol is not None and protocol.transport is not None and now() - self._idle_since <= _IDLE_NS
+
     async def _send(self, message: bytes, chunks: list[int], *, fresh: bool) -> HttpReply | None:
         """Send a request; return what came, or None if the server closed the connection before any of it."""
-        protocol = self._protocol
-        if fresh or protocol is None or protocol.transport is None or now() - self._idle_since > _IDLE_NS:
+        if fresh:
             self._cancel()
-            protocol = await self._connect()
+            await self._connect()
+        protocol = self._protocol
+        assert protocol is not None
         self.reply = reply = HttpReply(asyncio.get_running_loop().create_future(), self._keeps_text, stamps=chunks)
         if protocol.transport is None:
             return None

@@ -175,13 +175,13 @@ def largest_load(search: LargestLoad, limits: str) -> str:
 def level_line(level: LoadPoint) -> str:
     """Render one level on one line, for when it has just finished."""
     parts = [f"{level.load}:"]
+    if errors := sum(level.summary.errors.values()):
+        parts.append(count(errors, "error"))
     for figure in PROGRESS:
         value, metric = figure.shown(figure.of(level.summary)), figure.metric
         if value is not None:
             latency = f"{metric.title} {three_digits(value)} {metric.unit.shown}"
             parts.append(latency if figure.statistic else f"{value:.4g} {figure.narrow}")
-    if errors := sum(level.summary.errors.values()):
-        parts.append(count(errors, "error"))
     while len("  ".join(parts)) > width() - 2 and len(parts) > 1:
         parts.pop()  # half a number would be another one
     return "  ".join(parts)
@@ -224,9 +224,11 @@ def _mark(text: str, marks: dict[str, str]) -> str:
 def _lengths(result: BenchmarkResult, name: str) -> str:
     """Describe a distribution briefly: "128", "lognormal 48+-24"; where one does not tell all, the measured range."""
     work, length = result.workload, result.workload.get(name)
-    measured = [getattr(level.summary, name) for level in result.levels if level.summary.requests]
-    if measured and (work.get("trace") or work.get("mix") or work.get("turns", 1) > 1):
-        low, high = min(each.min for each in measured), max(each.max for each in measured)
+    measured = [each for level in result.levels if (each := getattr(level.summary, name)).count]
+    low, high = min((each.min for each in measured), default=0), max((each.max for each in measured), default=0)
+    fixed = length.get("mean") if isinstance(length, dict) and length.get("distribution") == "fixed" else length
+    missed = not isinstance(fixed, dict) and {low, high} != {fixed}
+    if measured and (missed or work.get("trace") or work.get("mix") or work.get("turns", 1) > 1):
         return f"{low:g}" if low == high else f"{low:g} to {high:g}"
     if not isinstance(length, dict):
         return str(length)

@@ -36,7 +36,8 @@ class StubOpenAi:
         hidden: so many tokens at the end are without text, and only the end of the answer is an event again.
         refuses: names of parameters that it does not know.
         key: API key that it wants.
-        fault: after `faults_after` requests of a load, what goes wrong instead: "early", "busy", "gone".
+        fault: after `faults_after` requests of a load, what goes wrong instead: "early", "busy", "gone", "mute",
+            "broken".
         html: whether it is a web page.
         raw: bytes that it answers whatever it is asked; then it closes the connection.
         closes: whether it closes each connection after an answer, without a word of it, as llama.cpp's server does.
@@ -106,9 +107,9 @@ class StubOpenAi:
             return _fault(writer, "429 Too Many Requests", "queue is full", "Retry-After: 7\r\n")
         if fault == "gone":
             return _fault(writer, "503 Service Unavailable", "no worker")
-        return await self._write(body, writer, early=fault == "early")
+        return writer.close() if fault == "mute" else await self._write(body, writer, fault)
 
-    async def _write(self, body: dict[str, Any], writer: asyncio.StreamWriter, *, early: bool) -> None:
+    async def _write(self, body: dict[str, Any], writer: asyncio.StreamWriter, fault: str) -> None:
         texts = [body["prompt"]] if "prompt" in body else [each["content"] for each in body["messages"]]
         count = body["max_tokens"]
         isl = sum(len(TOKENIZER.encode(text, add_special_tokens=False).ids) for text in texts)
@@ -130,9 +131,12 @@ class StubOpenAi:
                 continue
             piece = "".join(words[start : start + self.per_event])
             _event(writer, {"choices": [{"delta": {"content": piece}} if "messages" in body else {"text": piece}]})
-            if early:
+            if fault == "early":
                 writer.close()
                 return None
+            if fault == "broken":
+                _event(writer, {"error": {"message": "no memory", "type": "server_error", "param": None, "code": None}})
+                return _chunk(writer, b"")
         if self.hidden:
             _event(writer, {"choices": [{"text": "", "finish_reason": "length"}]})
         if self.usage and body.get("stream_options"):

@@ -61,7 +61,9 @@ class Guides:
             UserError: the kind is unknown, or the guide is not valid.
         """
         if kind not in KINDS:
-            raise UserError(f"guided_decoding_guide_type='{_short(kind)}' is unknown.", allowed=f"{', '.join(KINDS)}.")
+            raise UserError(
+                f"guided_decoding_guide_type='{_short(kind)}' is unknown.", allowed=f"It is one of {', '.join(KINDS)}."
+            )
         if kind != "json" and not text:
             raise UserError(f"guided_decoding_guide_type={kind} came without a guided_decoding_guide.")
         try:
@@ -225,8 +227,8 @@ class GenerationRequest:
 
     @property
     def samples(self) -> bool:
-        """Whether tokens are sampled; otherwise the likeliest one is chosen."""
-        return self.temperature > 0 and self.top_k != 1 and (self.top_k > 1 or self.top_p > 0)
+        """Whether tokens are sampled; otherwise the likeliest one is chosen, as a temperature of 1e-6 would."""
+        return self.temperature > 1e-6 and self.top_k != 1 and (self.top_k > 1 or self.top_p > 0)
 
     @property
     def needs_logits(self) -> bool:

@@ -131,7 +131,7 @@ class TokenChooser:
         return self._guided is not None and self._guided.complete
 
     def choose(self, logits: Array) -> tuple[int, float]:
-        """Return the next token and its log probability.
+        """Return the next token and its log probability: the model's, before anything that changes the choice.
 
         Args:
             logits: the model's logits, float32 [V]; not modified.
@@ -139,7 +139,8 @@ class TokenChooser:
         Raises:
             ValueError: the logits contain NaN, every token is excluded, or the guide is too complex.
         """
-        scores = self._adjusted(logits.astype(np.float64))
+        model = logits.astype(np.float64)
+        scores = self._adjusted(model.copy())
         if self._guided is not None:
             scores = np.where(self._guided.allowed(), scores, NEVER)
         top = scores.max()
@@ -150,7 +151,8 @@ class TokenChooser:
                 else "no token can be chosen: bad words, min_tokens and the guide exclude all"
             )
         token = self._draw(scores) if self._request.samples else int(scores.argmax())
-        log_prob = float(scores[token] - top - np.log(np.exp(scores - top).sum()))
+        likeliest = model.max()
+        log_prob = float(model[token] - likeliest - np.log(np.exp(model - likeliest).sum()))
         if self._guided is not None:
             self._guided.take(token)
         self._output[token] += 1

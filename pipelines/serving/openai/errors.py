@@ -16,6 +16,8 @@ ENDED = re.compile(r"socket closed|connection reset|broken pipe", re.IGNORECASE)
 GONE = re.compile(r"not ready|unknown model|no available|failed to connect", re.IGNORECASE)
 FAILED = re.compile(r"engine has failed|engine is stopping|stub process", re.IGNORECASE)
 BROKEN = re.compile(r"internal|cuda|out of memory|executor|assert", re.IGNORECASE)
+REPEATED = re.compile(r"guided_decoding_guide")
+"""Begins a refusal that repeats the client's own words, which tell nothing of the server."""
 LONGEST_MESSAGE = 2_000  # a client's own words are repeated in it, so it would be as long as the client likes
 SHOWN_VALUE = reprlib.Repr()
 SHOWN_VALUE.maxstring = SHOWN_VALUE.maxother = 100
@@ -74,6 +76,8 @@ def from_triton(message: str, grpc_code: str | None) -> ApiError:
             the client's fault unless the text says that something broke.
     """
     message = ENSEMBLE.sub("", message)
+    if REPEATED.match(message):
+        return ApiError(400, message)
     if QUEUE_FULL.search(message):
         return ApiError(429, message, kind="rate_limit_error", code="rate_limit_exceeded")
     if TOO_LONG.search(message):

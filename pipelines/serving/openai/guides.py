@@ -69,6 +69,9 @@ class ResponseFormat(StrictModel):
         return ANY_OBJECT if schema == {"type": "object"} else ("json_schema", json.dumps(schema))
 
 
+WHOLE = "structured_outputs"
+
+
 class StructuredOutputs(StrictModel):
     """`structured_outputs`, as vLLM has it: one of the first five."""
 
@@ -83,7 +86,7 @@ class StructuredOutputs(StrictModel):
     disable_additional_properties: bool | None = None
     whitespace_pattern: str | None = None
 
-    def guide(self, param: str = "structured_outputs") -> Guide:
+    def guide(self, param: str = WHOLE) -> Guide:
         """Return TensorRT-LLM's guide.
 
         Raises:
@@ -93,16 +96,15 @@ class StructuredOutputs(StrictModel):
             if value := getattr(self, name):
                 raise unsupported(f"{param}.{name}", value, instead)
         guides = [
-            *([_schema_text(self.json_, param)] if self.json_ is not None else []),
+            *([_schema_text(self.json_, param, _part(param, "json"))] if self.json_ is not None else []),
             *([("regex", self.regex)] if self.regex is not None else []),
-            *([("regex", _one_of(self.choice, param))] if self.choice is not None else []),
+            *([("regex", _one_of(self.choice, param, _part(param, "choice")))] if self.choice is not None else []),
             *([("ebnf_grammar", self.grammar)] if self.grammar is not None else []),
             *([ANY_OBJECT] if self.json_object else []),
         ]
         if len(guides) != 1 or (guides[0] != ANY_OBJECT and not guides[0][1]):
-            message = (
-                f"'{param}' takes exactly one of json, regex, choice, grammar and json_object, and not an empty one."
-            )
+            several = "takes exactly one of json, regex, choice, grammar and json_object, and not an empty one"
+            message = f"'{param}' {several if param == WHOLE else 'is empty'}."
             raise ApiError(400, message, param=param)
         return guides[0]
 
@@ -116,17 +118,22 @@ NOT_HERE = {
 """Part of `structured_outputs` -> what to do instead."""
 
 
-def _schema_text(value: str | Json, param: str) -> Guide:
-    schema = strict_json.parse(value, f"'{param}.json'", param) if isinstance(value, str) else value
+def _part(param: str, name: str) -> str:
+    """Return a guide's name: 'structured_outputs.json' or 'guided_json'."""
+    return f"{param}.{name}" if param == WHOLE else param
+
+
+def _schema_text(value: str | Json, param: str, name: str) -> Guide:
+    schema = strict_json.parse(value, f"'{name}'", param) if isinstance(value, str) else value
     if not isinstance(schema, dict):
-        raise ApiError(400, f"'{param}.json' is no JSON schema: it must be an object.", param=param)
+        raise ApiError(400, f"'{name}' is no JSON schema: it must be an object.", param=param)
     return "json_schema", json.dumps(schema)
 
 
-def _one_of(texts: Sequence[str], param: str) -> str:
+def _one_of(texts: Sequence[str], param: str, name: str) -> str:
     """Return the regular expression of a choice between texts."""
     if not texts or len(texts) > MAX_CHOICES or not all(texts):
-        raise ApiError(400, f"'{param}.choice' takes 1 to {MAX_CHOICES} texts that are not empty.", param=param)
+        raise ApiError(400, f"'{name}' takes 1 to {MAX_CHOICES} texts that are not empty.", param=param)
     escaped = [SPECIAL_IN_REGEX.sub(r"\\\g<0>", text) for text in texts]
     return "|".join(f"(?:{text})" for text in escaped)
 

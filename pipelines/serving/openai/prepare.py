@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import filecmp
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from pipelines.checkpoint.tokenizer import chat_templates
 from pipelines.serving.openai import strict_json
 from pipelines.serving.openai.bodies import Limits
 from pipelines.serving.openai.channels import Channels, channels_of
-from pipelines.serving.openai.errors import ApiError, shortened, unsupported
+from pipelines.serving.openai.errors import SHOWN_VALUE, ApiError, shortened, unsupported
 from pipelines.serving.openai.generate import (
     ID,
     PROMPT,
@@ -411,7 +412,23 @@ def _validate(kind: type[Parsed], content: dict[str, Any]) -> Parsed:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = [str(part) for part in first["loc"] if not str(part)[:1].isupper()]
-        message = f"{'.'.join(place) or 'The body'}: {first['msg']}."
-        raise ApiError(400, message, param=place[0] if place else None) from None
+        faults = [(_place(item["loc"]), item) for item in error.errors(include_url=False, include_context=False)]
+        # a value that may be of several kinds has a fault for each; the deepest is of the kind that it is
+        place, first = max(
+            ((at, item) for at, item in faults if at[:1] == faults[0][0][:1]), key=lambda one: len(one[0])
+        )
+        wanted = dict.fromkeys(A_DICTIONARY.sub("an object", item["msg"]) for at, item in faults if at == place)
+        message = " or ".join(wanted).replace(f" or {WANTED}", " or ")
+        given = f", not {SHOWN_VALUE.repr(first['input'])}" if message.startswith(WANTED) else ""
+        raise ApiError(400, f"{'.'.join(place) or 'The body'}: {message}{given}.",
+                       param=place[0] if place else None) from None  # fmt: skip
+
+
+WANTED = "Input should be "
+A_DICTIONARY = re.compile(r"a valid dictionary( or instance of \w+)?")
+A_KIND = re.compile(r"[A-Z].*|.*\[.*|str|int|bool|dict")
+"""Part of pydantic's path that is no field of the request but one of the kinds that a value may be of."""
+
+
+def _place(path: Iterable[object]) -> list[str]:
+    return [str(part) for part in path if not A_KIND.fullmatch(str(part))]

@@ -468,7 +468,8 @@ class ChatRequest(Sampling):
         if self.calls_tools and (others := [name for name in self.guides if name != "response_format"]):
             raise ApiError(400, f"'{others[0]}' conflicts with tools, unless tool_choice is none.", param=others[0])
         if self.must_call and not self._callable:
-            raise unsupported("tool_choice", self.model_dump()["tool_choice"], "It is none of the tools.")
+            instead = "It is none of the tools." if self.tools else "It needs tools."
+            raise unsupported("tool_choice", self.model_dump()["tool_choice"], instead)
 
 
 def _name(tool: Mapping[str, Any]) -> object:

@@ -61,6 +61,15 @@ def test_a_server_that_closes_connections_silently_is_measured(tmp_path: Path) -
     assert len(stub.sent) == len(records(tmp_path)) + 2  # and the first questions
 
 
+def test_a_request_on_a_new_connection_is_never_sent_again(tmp_path: Path) -> None:
+    """A server that closes connections without an answer: one request of each user was on a kept one."""
+    stub = StubOpenAi(fault="mute", faults_after=20, ttft_s=0.05)
+    level = once(stub, tmp_path)
+    assert set(level.summary.errors) == {"connection"}
+    assert any("the server closed the connection without an answer" in note for note in level.notes)
+    assert len(stub.sent) <= len(records(tmp_path)) + 2 + (level.concurrency or 0)
+
+
 def test_tokens_without_text_at_the_end_count_for_itl(tmp_path: Path) -> None:
     """8 tokens in 70 ms, of which five are unseen: 10 ms each, not 3."""
     level = once(StubOpenAi(itl_s=0.01, hidden=5), tmp_path, {"osl": 8})
@@ -120,6 +129,7 @@ def test_a_strict_server_gets_only_parameters_that_it_knows(
         ("early", "connection", "before the answer's end"),
         ("busy", "rejected", "HTTP 429, Retry-After 7: queue is full"),
         ("gone", "unavailable", "HTTP 503: no worker"),
+        ("broken", "server_error", "no memory"),
     ],
 )
 def test_what_goes_wrong_is_counted_apart(tmp_path: Path, fault: str, kind: str, words: str) -> None:

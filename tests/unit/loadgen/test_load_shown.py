@@ -57,7 +57,7 @@ def result(*levels: LoadPoint, **changes: Any) -> BenchmarkResult:
 def test_the_table_shows_a_level_in_milliseconds() -> None:
     """10 requests/s, 100 tokens/s, TTFT 50, ITL 5, E2E 95."""
     lines = benchmark_table(result(level())).splitlines()
-    assert lines[0] == "tiny_llama int4_awq, openvino, TP 1, ISL 128, OSL 64; times in ms"
+    assert lines[0] == "tiny_llama int4_awq, openvino, TP 1, ISL 128, OSL 10; times in ms"
     assert lines[2].split() == ["16", "10.0", "100", "50.0", "50.0", "5.00", "5.00", "95.0", "0"]
 
 
@@ -100,6 +100,23 @@ def test_a_run_that_was_cut_short_is_in_no_interval() -> None:
 def test_a_level_in_one_line() -> None:
     """For when it has just finished."""
     assert level_line(level()) == "concurrency 16:  10 req/s  100 tok/s  TTFT 50.0 ms  ITL 5.00 ms"
+
+
+def test_errors_are_never_what_has_no_room_on_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of the requests failed, and the line said nothing of it."""
+    monkeypatch.setenv("COLUMNS", "60")
+    failed = replace(level(), summary=replace(level().summary, errors={"server_error": 24}))
+    assert level_line(failed) == "concurrency 16:  24 errors  10 req/s  100 tok/s"
+
+
+def test_lengths_that_were_asked_for_and_not_kept_are_as_measured() -> None:
+    """A server that ends its answers after 10 of 64 tokens."""
+    assert "ISL 128, OSL 10; times in ms" in benchmark_table(result(level()))
+    none = replace(level().summary, isl=replace(level().summary.isl, count=0, min=None, max=None))
+    talks = workload(turns=2).model_dump(mode="json")  # whose lengths are always as measured
+    assert "ISL 128" in benchmark_table(result(replace(level(), summary=none), workload=talks))
+    kept = replace(level().summary, osl=replace(level().summary.osl, min=64, max=64))
+    assert "ISL 128, OSL 64; times in ms" in benchmark_table(result(replace(level(), summary=kept)))
 
 
 def test_a_narrow_terminal_shows_no_half_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,11 @@ def test_whitespace_cannot_go_on_for_ever(
 @pytest.mark.parametrize(
     ("kind", "text", "said"),
     [
-        ("xml", "<a/>", "guided_decoding_guide_type='xml' is unknown. json, json_schema, regex, ebnf_grammar"),
+        (
+            "xml",
+            "<a/>",
+            "guided_decoding_guide_type='xml' is unknown. It is one of json, json_schema, regex, ebnf_grammar",
+        ),
         ("json_schema", "", "json_schema came without a guided_decoding_guide"),
         ("json_schema", "{", r"guided_decoding_guide='\{' is not a valid json_schema"),
         ("json_schema", '{"type": 5}', "type must be a string or array of strings"),

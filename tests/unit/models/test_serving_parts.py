@@ -217,6 +217,21 @@ def test_log_probability_is_that_of_the_softmax() -> None:
     assert (token, log_prob) == (1, pytest.approx(np.log(0.75), abs=1e-6))
 
 
+def test_log_probability_is_the_models_before_penalties_bias_and_bans() -> None:
+    """As in the batched pipeline: a client gets one number for one token, whichever of them answers it."""
+    bias = np.array([0, 0, 3], dtype=np.float32)
+    changed = request(bias=bias, bad_words=((1,),), repetition_penalty=2.0, presence_penalty=1.0)
+    logits = np.log(np.array([0.2, 0.7, 0.1], dtype=np.float32))
+    token, log_prob = TokenChooser(changed, 0).choose(logits)
+    assert (token, log_prob) == (2, pytest.approx(np.log(0.1), abs=1e-6))
+
+
+def test_a_temperature_that_float32_cannot_divide_by_is_greedy() -> None:
+    """The pipeline of genai divides by it and takes any token."""
+    assert not request(top_p=1.0, temperature=1e-40).samples
+    assert request(top_p=1.0, temperature=1e-5).samples
+
+
 def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
     """0.6 alone reaches 0.5, so nothing else is ever drawn."""
     chooser = TokenChooser(request(top_p=0.5), 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -74,6 +75,61 @@ def test_what_would_change_an_answer_is_refused_by_its_name(way: str, given: dic
     body = json.dumps({"model": "m", "input": "hi", **given}).encode()
     with pytest.raises(ApiError, match=said):
         read_request(way, body, None, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("way", "given", "said"),
+    [
+        ("completions", {"prompt": 5}, "prompt: Input should be a valid string or a valid list, not 5."),
+        ("completions", {"prompt": ["a", [1]]}, "prompt.1: Input should be a valid string, not [1]."),
+        (
+            "completions",
+            {"prompt": [None]},
+            "prompt.0: Input should be a valid string or a valid integer or a valid list, not None.",
+        ),
+        ("completions", {"stop": ["a", 5]}, "stop.1: Input should be a valid string, not 5."),
+        ("completions", {"temperature": 3}, "temperature: Input should be less than or equal to 2, not 3."),
+        ("completions", {"logprobs": "1"}, "logprobs: Input should be a valid integer or a valid boolean, not '1'."),
+        (
+            "chat",
+            {"messages": [{"role": "user", "content": [5]}]},
+            "messages.0.content.0: Input should be an object, not 5.",
+        ),
+        ("chat", {"messages": [5]}, "messages.0: Input should be an object, not 5."),
+        (
+            "chat",
+            {"tool_choice": "x"},
+            "tool_choice: Input should be 'none', 'auto' or 'required' or an object, not 'x'.",
+        ),
+        ("chat", {"tool_choice": {"type": "function"}}, "tool_choice.function: Field required."),
+    ],
+)
+def test_a_value_of_no_kind_that_fits_is_told_all_kinds_and_its_place(
+    way: str, given: dict[str, Any], said: str
+) -> None:
+    """Of several kinds, the one that the value is of counts."""
+    body = json.dumps(
+        {"model": "m", **({"prompt": "a"} if way == "completions" else {"messages": HI}), **given}
+    ).encode()
+    with pytest.raises(ApiError, match=f"^{re.escape(said)}$"):
+        read_request(way, body, None, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"guided_json": "{"}, "There was an error parsing 'guided_json': "),
+        ({"guided_json": "5"}, "'guided_json' is no JSON schema"),
+        ({"guided_choice": []}, "'guided_choice' takes 1 to 1024 texts"),
+        ({"guided_regex": ""}, "'guided_regex' is empty."),
+        ({"structured_outputs": {"json": "{"}}, "There was an error parsing 'structured_outputs.json': "),
+        ({"structured_outputs": {"regex": ""}}, "'structured_outputs' takes exactly one of json, regex"),
+        ({"tool_choice": "required"}, "'tool_choice' = 'required' is not supported here. It needs tools."),
+    ],
+)
+def test_a_guide_is_refused_by_the_name_that_was_given(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ApiError, match=f"^{re.escape(said)}"):
+        as_chat("chat", **given)
 
 
 @pytest.mark.parametrize(

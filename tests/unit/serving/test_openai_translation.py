@@ -220,6 +220,9 @@ def test_a_template_that_is_not_there_is_refused():
         ("something broke", "INTERNAL", 500),
         ("CUDA error: an illegal memory access", None, 500),
         ("temperature=-1.0 is not valid.", None, 400),
+        ("guided_decoding_guide='[assert' is not a valid regex: unclosed", None, 400),
+        ("in ensemble 'ensemble', guided_decoding_guide='not ready[' is not a valid regex: unclosed", None, 400),
+        ("guided_decoding_guide_type='internal' is unknown.", None, 400),
     ],
 )
 def test_tritons_errors_become_statuses(message: str, code: str | None, status: int) -> None:
