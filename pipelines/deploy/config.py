@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from pipelines.settings.base import Group, Positive
 
@@ -174,6 +174,9 @@ ObjectName = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")]
 """A Kubernetes name that leaves room for suffixes (63 characters in all)."""
 SecretName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 Gib = Annotated[float, Field(gt=0)]
+LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+"""A label's value, and its name without the prefix."""
+PREFIX = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 SECRET_WORDS = re.compile("token|password|passwd|secret|credential|api_?key", re.IGNORECASE)
 
 
@@ -354,6 +357,29 @@ class ManifestSettings(Group):
                 "name that in manifests.fetch.secret or manifests.hf_token_secret"
             )
         return env
+
+    @field_validator("host_path", "sub_path")
+    @classmethod
+    def _stays_below(cls, path: str | None) -> str | None:
+        if path is not None and ".." in path.split("/"):
+            raise ValueError(f"'{path}' contains '..', which Kubernetes refuses: write the folder itself")
+        return path
+
+    @field_validator("node_selector", "extra_resources")
+    @classmethod
+    def _are_names(cls, entries: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Refuse what Kubernetes would: labels, and resources, whose names have a prefix."""
+        for name, value in entries.items():
+            prefix, slash, rest = name.rpartition("/")
+            if not LABEL.fullmatch(rest) or (slash and not PREFIX.fullmatch(prefix)):
+                raise ValueError(
+                    f"'{name}' is no name in Kubernetes: letters, digits, '-', '_' and '.', such as a.org/b"
+                )
+            if info.field_name == "extra_resources" and not slash and not name.startswith("hugepages-"):
+                raise ValueError(f"'{name}' is no resource of a device: its name has a prefix, such as rdma/ib")
+            if value and isinstance(value, str) and not LABEL.fullmatch(value):
+                raise ValueError(f"'{value}' is no value of the label {name}: letters, digits, '-', '_' and '.' only")
+        return entries
 
     @model_validator(mode="after")
     def _has_a_router(self) -> ManifestSettings:

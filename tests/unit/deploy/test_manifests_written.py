@@ -179,6 +179,12 @@ def test_what_works_on_one_machine_only_is_refused(kind, override, message, tmp_
         (["manifests.access_mode=ReadWriteOnce"], "binds the claim to one node: give manifests.max_replicas=1, not 4"),
         (["manifests.env={HF_TOKEN:hf_x}"], "'HF_TOKEN' looks like a secret"),
         (["manifests.host_path=relative"], "manifests.host_path='relative' is not valid"),
+        (["manifests.sub_path=../x"], "sub_path '../x' contains '..'"),
+        (["manifests=host_path", "manifests.host_path=/a/../b"], "host_path '/a/../b' contains '..'"),
+        (["manifests.extra_resources={foo:1}"], "'foo' is no resource of a device"),
+        (["manifests.node_selector={a_:b}"], "'a_' is no name in Kubernetes"),
+        (["manifests.node_selector={A_/b:c}"], "'A_/b' is no name in Kubernetes"),
+        (["manifests.node_selector={a:'x y'}"], "'x y' is no value of the label a"),
         (["manifests.extra_resources={rdma/ib:0}"], "manifests.extra_resources.rdma/ib='0' is not valid"),
         (
             ["manifests=hub", "manifests.fetch.hub=org/name", "manifests.fetch.command=[cp]"],
