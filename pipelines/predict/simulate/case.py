@@ -18,6 +18,7 @@ from pipelines.loadgen.config import LengthSettings
 from pipelines.predict.performance.coverage import unmodelled
 from pipelines.predict.performance.deployment import costs, gpu_model, load_fit, tuned_for
 from pipelines.predict.performance.gpus import data_sheet, resolved
+from pipelines.predict.performance.limits import ChosenLimits, known_lengths
 from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.performance import Setup, origin
@@ -126,6 +127,7 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings, judge: Judge) ->
     gpu = data_sheet(hardware)
     modelled = gpu_model(settings, model, gpu, costs(settings))
     judge(Setup.of(settings, model, gpu), modelled.limits)
+    _refuse_longer(settings, model.max_position_embeddings, modelled.limits)
     case = _deployed(
         settings,
         modelled.deployment,
@@ -135,6 +137,25 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings, judge: Judge) ->
         pp=settings.build.pp_size,
     )
     return case if modelled.limits is None else replace(case, notes=(*case.notes, *modelled.limits.lines()))
+
+
+def _refuse_longer(settings: Settings, context: int, limits: ChosenLimits | None) -> None:
+    """Refuse requests that the engine does not hold, as a plan does."""
+    load, work = known_lengths(settings), settings.workload
+    if load is None or limits is None:
+        return
+    for name, tokens, parts in (
+        ("max_seq_len", load.longest, "workload.isl or workload.osl"),
+        ("max_input_len", load.longest_isl, "workload.isl"),
+    ):
+        held = getattr(limits, name)
+        if tokens > held:
+            more = f"or set build.{name}={tokens} or more" if tokens <= context else "because the model reads no more"
+            what = "requests" if name == "max_seq_len" else "prompts"
+            raise UserError(
+                f"workload={work.name} has {what} of up to {tokens:,} tokens; the engine holds {name}={held}.",
+                todo=f"Shorten {'the requests of the trace' if work.trace else parts}, {more}.",
+            )
 
 
 def _fitted(settings: Settings, path: Path) -> SimulationCase:

@@ -93,6 +93,14 @@ class SimulatedLevel(Trial):
     concurrency: int | None = None
     request_rate: float | None = None
 
+    def cut(self, until: float | None, unit: str) -> list[Fault]:
+        """Return a fault if the run ends, at `until`, before a request arrives."""
+        first = 0.0 if self.load.arrival is None else float(self.load.arrival[0])
+        if until is None or until > first:
+            return []
+        ends = f"simulator.until={until:g} ends the run before the first request arrives, at {first:.4g} {unit}."
+        return [Fault(ends, todo="Give a later end, or leave it out.")]
+
     def faults(self, engine: SchedulerLimits) -> list[Fault]:
         """Return the requests that this engine can never run, as faults."""
         isl, osl = self.load.isl, self.load.osl

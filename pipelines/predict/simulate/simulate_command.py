@@ -128,4 +128,5 @@ def _judged(
         raise UserError.of(faults)
     levels = make_levels(settings, case)
     refuse([fault for level in levels for fault in level.faults(case.engines[0])][:1])
+    refuse([fault for level in levels for fault in level.cut(settings.simulator.until, case.unit)][:1])
     return case, levels

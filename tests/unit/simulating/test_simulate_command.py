@@ -223,6 +223,15 @@ ATTENTION_DP = "llm_api.extra={enable_attention_dp: true}"
             ["simulator.kv_blocks=5", "simulator.prefix_tokens=200"],
             "18 output tokens needs 2 KV blocks of 32 tokens besides those of the shared prefix of 200 tokens",
         ),
+        (["simulator.until=1"], r"simulator\.until=1 ends the run before the first request arrives, at 4\.297 ticks"),
+        (
+            ["hardware=h100_sxm", "model=llama_3_8b", "workload.isl=8000", "workload.osl=300"],
+            r"workload=fixed has requests of up to 8,300 tokens; the engine holds max_seq_len=8192\. .*reads no more",
+        ),
+        (
+            ["hardware=h100_sxm", "model=llama_3_8b", "workload.isl=900", "build.max_input_len=800"],
+            r"up to 900 tokens; the engine holds max_input_len=800\. .*or set build\.max_input_len=900 or more",
+        ),
         (["simulator.time=seconds"], "simulator.time=seconds needs a GPU.*hardware=auto"),
         (["hardware=h100_sxm", "model=llama_3_1_70b", "quant=none"], "leaves no KV cache on h100_sxm"),
         (["hardware=a100_sxm_80gb", "model=llama_3_8b", "quant=fp8"], "fp8.*A100"),
