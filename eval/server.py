@@ -81,7 +81,7 @@ def _read_top_logprobs(reply: Json, length: int, top: int) -> Json:
     if (fewest := min(map(len, ids), default=top)) < top:
         raise UserError(f"The server returned {fewest} log probabilities of {top} at a position.", todo=TOP_TODO)
     if wrong := [score for score in chain(own, *logprobs) if not math.isfinite(score)]:
-        raise UserError(f"The server returned {wrong[0]} as a log probability.")
+        raise _not_finite(wrong[0])
     return {"ids": ids, "logprobs": logprobs, "own": own}
 
 
@@ -98,9 +98,17 @@ def _read_score(reply: Json, context: int, length: int) -> tuple[float, bool]:
         scores, places = _echoed(reply, length)
         own = [float(score) for score in scores[context:length]]
         greedy = all(score == max(top.values()) for score, top in zip(own, places[context:length], strict=True))
-    if not all(map(math.isfinite, own)):
-        raise UserError(f"The server returned {own} as log probabilities.")
+    if wrong := [score for score in own if not math.isfinite(score)]:
+        raise _not_finite(wrong[0])
     return sum(own), greedy
+
+
+def _not_finite(score: float) -> UserError:
+    return UserError(
+        f"The server returned {score} as a log probability.",
+        allowed="It must be a finite number.",
+        todo="A model whose logits overflow gives such numbers: make diagnose eval.url=... finds the stage.",
+    )
 
 
 def _read_text(reply: Json) -> str:
@@ -110,6 +118,8 @@ def _read_text(reply: Json) -> str:
 
 FOR_THE_MOMENT = {408, 425, 429, 500, 502, 503, 504}
 """HTTP statuses after which a request is retried."""
+NO_JSON = "HTTP status 200"
+"""How the reason begins where a response is no JSON object: a web page, or one that was cut."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 MOST_STOPS = 4
 """Stop strings that OpenAI's interface takes; answers are cut at all of them here as well."""
@@ -262,12 +272,14 @@ class OpenAiServer:
             if attempt < self.attempts:
                 usual = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1)
                 self.sleep(usual if wait_s is None else min(wait_s, LONGEST_WAIT_S))
-        message = f"The server at {self.url} did not answer in {count(self.attempts, 'attempt')}: {reason}."
+        spoke = reason.startswith(NO_JSON)
+        fault = f"did not answer{' in JSON' if spoke else ''} in {count(self.attempts, 'attempt')}"
+        message = f"The server at {self.url} {fault}: {reason}."
         if body is None or self.answers.path is None:
             raise UserError(message, todo="Check eval.url.")
         raise UserError(
             f"{message} {len(self.answers):,} of {count(total, 'answer')} are kept in {self.answers.path}.",
-            todo="Start it again and give the same command, which goes on from there.",
+            todo=f"{'Check eval.url' if spoke else 'Start it again'} and give the same command: it goes on from there.",
         )
 
     def _once(self, method: str, path: str, body: Json | None) -> Json:

@@ -77,6 +77,12 @@ class PruningSettings(Group):
 
 # The group `recover`: training that wins back what compression lost.
 
+
+def _given(value: Any) -> Any:
+    """Return a value as the command line takes it."""
+    return f"[{','.join(value)}]" if isinstance(value, tuple) else value
+
+
 Linear = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """A linear of a decoder layer, by its Hugging Face name."""
 Rate = Annotated[float, Field(gt=0, le=1)]
@@ -170,8 +176,7 @@ class RecoverSettings(ChoosingGroup):
     def _low_rank(self) -> RecoverSettings:
         for name, value in {"lora_alpha": self.lora_alpha, "lora_targets": self.lora_targets}.items():
             if value is not None and self.trains and self.lora_rank is None:
-                text = f"[{','.join(value)}]" if isinstance(value, tuple) else value
-                raise ValueError(f"{name}={text} has no effect without low rank: add recover.lora_rank=16")
+                raise ValueError(f"{name}={_given(value)} has no effect without low rank: add recover.lora_rank=16")
         if self.lora_targets == ():
             raise ValueError("lora_targets=[] leaves nothing to train: give at least one, or null for all")
         return self
@@ -190,7 +195,7 @@ class RecoverSettings(ChoosingGroup):
             for name in (*self.CHOSEN, *type(self).model_fields):
                 value, usual = getattr(self, name), type(self).model_fields[name].default
                 if name != "method" and value != usual:
-                    raise ValueError(f"{name}={value} has no effect on recover=none: add recover=distill")
+                    raise ValueError(f"{name}={_given(value)} has no effect on recover=none: add recover=distill")
             return self
         for name in self.CHOSEN:
             if getattr(self, name) is None:
@@ -281,9 +286,11 @@ class QuantSettings(Group):
         values = {name: getattr(self, name) for name in self.SEARCH}
         for name, value in values.items():
             if self.qformat is not QFormat.AUTO and value is not None:
-                raise ValueError(f"{name}={value} has no effect on quant={self.qformat}: add quant=auto")
+                raise ValueError(f"{name}={_given(value)} has no effect on quant={self.qformat}: add quant=auto")
             if self.qformat is QFormat.AUTO and value is None:
                 raise ValueError(f"{name} is null, but quant=auto needs it")
+        if self.candidates == ():
+            raise ValueError("candidates=[] leaves nothing to choose: give at least one")
         return self
 
 

@@ -36,6 +36,9 @@ def test_what_cannot_be_searched_is_refused(candidates, bits, message) -> None:
         (["quant=fp8", "quant.effective_bits=6"], r"effective_bits=6\.0 has no effect on quant=fp8: add quant=auto"),
         (["quant=auto", "quant.scoring=null"], "scoring is null, but quant=auto needs it"),
         (["quant=auto", "quant.scoring=hessian"], "hessian"),
+        (["quant=fp8", "quant.candidates=[fp8,int4_awq]"], r"candidates=\[fp8,int4_awq\] has no effect on quant=fp8"),
+        (["quant=auto", "quant.candidates=[]"], r"candidates=\[\] leaves nothing to choose"),
+        (["recover.lora_targets=[q_proj,v_proj]"], r"lora_targets=\[q_proj,v_proj\] has no effect on recover=none"),
     ],
 )
 def test_settings_of_a_search_go_with_auto(words, message) -> None:

@@ -218,6 +218,13 @@ def test_other_settings_are_another_question(stand, tmp_path) -> None:
     assert len(made.requests) == 2
 
 
+def test_a_page_is_no_answer_of_a_dead_server(stand, tmp_path) -> None:
+    """A cut response is asked for again; in the end the address is doubted, not whether the server runs."""
+    server, _ = client(stand(lambda *_: (200, {}, b"<html>")), tmp_path, attempts=2)
+    with pytest.raises(UserError, match=r"in JSON in 2 attempts: HTTP status 200, <html>\..*Check eval\.url and give"):
+        server.write(["p"], GREEDY, [], SilentProgress())
+
+
 def test_a_refusal_is_shown_at_once(stand, tmp_path) -> None:
     """Sending the same again would not help."""
     made = stand(lambda *_: (404, {}, {"error": {"message": "The model 'm' does not exist."}}))
