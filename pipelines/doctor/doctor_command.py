@@ -238,7 +238,7 @@ def _judge(
     if lacking := _missing(engine, machine, settings.build.tp_size * settings.build.pp_size):
         return verdict(*lacking)
     try:
-        faults = checks.check(Deployment(settings, "build", engine, machine, shape=shape)).faults
+        faults = checks.check(Deployment(settings, "serve", engine, machine, shape=shape)).faults
     except UserError as error:
         faults = list(error.faults)
     return verdict(faults[0].message, f"{faults[0].allowed} {faults[0].todo}".strip()) if faults else verdict()

@@ -11,6 +11,7 @@ from pipelines.compress.config import ABOUT, CalibrationSettings
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault, collecting
 from pipelines.domain.formats import (
+    FORMATS,
     QFormat,
     formats_for,
     mix_faults,
@@ -188,6 +189,9 @@ def _host_memory(d: Deployment, checked: Checked) -> None:
         return
     needs = memory_checks.cpu_needs(d)
     checked.notes += memory_checks.cpu_notes(needs, request_tokens(d.settings))
+    if memory_checks.ENGINE not in needs:
+        formats = " and ".join(each for each in d.settings.quant.formats if FORMATS[each].cpu is None)
+        checked.notes += (f"memory: unknown, because the CPU engine's was not measured for {formats}",)
     options = d.settings.engine.openvino
     if d.on_model and d.shape.num_experts > 1:
         grouped = groups_experts(options, d.shape, d.settings.quant.qformat)

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.host.files import write_text
 from pipelines.host.screen import say, wrapped
 from pipelines.settings.base import at, flat
@@ -87,12 +87,12 @@ def init(overrides: Sequence[str]) -> int:
         raise UserError(f"'{file}' already exists.", todo="Edit it, or name another: make init config=FILE")
     with using_project_file(NO_FILE):
         load(overrides)
-    try:
-        chosen, values = parse(overrides)
-    except NotPlainError:
-        raise UserError(
-            f"'{' '.join(overrides)}' has values that only the command line takes.", todo="Write them into the file."
-        ) from None
+    refuse(
+        Fault(f"init cannot write '{word}' into the file.", todo="Leave it out, and add it to the file by hand.")
+        for word in overrides
+        if not _is_plain(word)
+    )
+    chosen, values = parse(overrides)
     content: dict[str, Any] = {"defaults": [{f"override /{group}": name} for group, name in chosen.items()]}
     if not chosen:
         content.clear()
@@ -102,6 +102,13 @@ def init(overrides: Sequence[str]) -> int:
     write_text(file, COMMENTED + (yaml.safe_dump(content, sort_keys=False) if content else EXAMPLE))
     say(f"Written: {file}")
     return 0
+
+
+def _is_plain(word: str) -> bool:
+    try:
+        return bool(parse([word]))
+    except NotPlainError:
+        return False
 
 
 def explained(group: str, overrides: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from pipelines.document.show import count
+from pipelines.domain.errors import Fault, refuse
 from pipelines.domain.progress import PARTIAL
 from pipelines.domain.units import DAY, show_bytes
 from pipelines.host.disk import check_folders, disk_errors, relative_to_cwd
@@ -18,6 +19,11 @@ from pipelines.store.store import Store, recover
 def prune(overrides: Sequence[str]) -> int:
     """List artifacts with their sizes and those that nothing needs; remove the latter if store.remove=true."""
     settings = load(overrides)
+    refuse(
+        Fault(f"'{word}' does not select what is pruned: that is the whole store.", todo="Leave it out.")
+        for word in overrides
+        if not word.lstrip("+").startswith(("store.", "paths.", "experiment="))
+    )
     store_folder = {"paths.store": settings.paths.store}
     check_folders(store_folder if settings.store.remove else {}, read=store_folder)
     store = Store(settings.paths.store)

@@ -200,7 +200,12 @@ class OptionTable:
 
 
 def _refuse(reason: str, value: Any) -> Any:
-    raise ValueError(f"cannot be set to '{value}': {reason}")
+    raise ValueError(f"cannot be set to '{_shown(value)}': {reason}")
+
+
+def _shown(value: Any) -> Any:
+    """Return a value as it is typed: null, true and false."""
+    return {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else value
 
 
 def _without_nulls(values: Any) -> Any:
@@ -357,18 +362,20 @@ def keys_of(group: str, names: Sequence[str], wrong: str) -> str:
     return f"Nearest keys of {group}: {', '.join(near)}; `make config` prints all of them."
 
 
+OUR_WORDS = {
+    "path_type": "Input should be a path",
+    "dict_type": "Input should be a mapping, {{name: value}}",
+    "too_short": "Input should have at least {min_length} in its list",
+}
+"""pydantic's type of error -> a message without Python's types."""
+
+
 def _fault(group: type[Group], prefix: str, item: Mapping[str, Any]) -> Fault:
     """Turn one pydantic error into a fault with our four parts."""
     key = prefix + ".".join(str(part) for part in item["loc"])
-    value = "null" if item.get("input") is None else item["input"]
+    value, in_list = _shown(item.get("input")), any(isinstance(part, int) for part in item["loc"])
     if item["type"] == "extra_forbidden":
-        if known := former(key):
-            return known
-        name, names = str(item["loc"][-1]), _keys_at(group, item["loc"][:-1])
-        place = key.rpartition(".")[0]
-        hint = did_you_mean(name, names) or FOLDERS.get(place, "")
-        others = keys_of(place, names, name) if place else "`make config` prints all groups with their keys."
-        return Fault(f"{key} is not a known key.", hint, others)
+        return _unknown(group, prefix, item["loc"])
     if item["type"] == "value_error":
         reason = str(item["ctx"]["error"])
         return Fault(f"{key} {reason}" if reason.endswith("?") else f"{key} {reason}.")
@@ -377,15 +384,37 @@ def _fault(group: type[Group], prefix: str, item: Mapping[str, Any]) -> Fault:
         hint = did_you_mean(str(value), choices.split(", "))
         return Fault(f"{key}='{value}' is not known.", f"Choose one of {choices}.", hint)
     if item["type"] == "tuple_type":
-        members = value if isinstance(value, Mapping) else str(value).split()
-        return Fault(f"{key}='{value}' is not a list.", todo=f"Write {key}=[{','.join(map(str, members))}].")
+        members = value if isinstance(value, Mapping) else [] if item["input"] is None else str(value).split()
+        as_list = f"[{','.join(map(str, members))}]"
+        return Fault(f"{key}='{value}' is not a list.", todo=f"Write {as_list if in_list else f'{key}={as_list}'}.")
     if item["type"] == "missing":
-        return Fault(f"{key} must be given.", todo=f"Add {key}=...")
+        name = item["loc"][-1]
+        return Fault(f"{key} must be given.", todo=f"Add {name}: ... to it." if in_list else f"Add {key}=...")
     if item["type"] == "model_type":
         names = _keys_at(group, item["loc"])
         what = f"{key}='{value}' is not valid: {key} is a group of settings."
         return Fault(what, FOLDERS.get(key, ""), keys_of(key, names, str(value)))
-    return Fault(f"{key}='{value}' is not valid: {item['msg'][:1].lower() + item['msg'][1:]}.")
+    reason = _reason(item)
+    return Fault(f"{key}='{value}' is not valid: {reason[:1].lower() + reason[1:]}.")
+
+
+def _unknown(group: type[Group], prefix: str, loc: tuple[Any, ...]) -> Fault:
+    """Explain a key that its group does not have."""
+    place, name, names = (prefix + ".".join(map(str, loc[:-1]))).rstrip("."), str(loc[-1]), _keys_at(group, loc[:-1])
+    key = f"{place}.{name}".lstrip(".")
+    if known := former(key):
+        return known
+    if "." in name:
+        nested = f"{name.replace('.', ': {')}: ...{'}' * name.count('.')}"
+        return Fault(f"{key} is a key with a dot in it.", todo=f"Write {nested}")
+    hint = did_you_mean(name, names) or FOLDERS.get(place, "")
+    others = keys_of(place, names, name) if place else "`make config` prints all groups with their keys."
+    return Fault(f"{key} is not a known key.", hint, others)
+
+
+def _reason(item: Mapping[str, Any]) -> str:
+    known = item["type"] in OUR_WORDS
+    return OUR_WORDS[item["type"]].format(**item.get("ctx", {})) if known else str(item["msg"])
 
 
 def _of_fields(group: type[Group], error: ValidationError) -> list[dict[str, Any]]:
@@ -396,7 +425,11 @@ def _of_fields(group: type[Group], error: ValidationError) -> list[dict[str, Any
     """
     errors: list[dict[str, Any]] = []
     kinds: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for item in cast("list[dict[str, Any]]", error.errors()):
+    found = cast("list[dict[str, Any]]", error.errors())
+    within = {each["loc"][:depth] for each in found for depth in range(len(each["loc"]))}
+    for item in found:
+        if item["type"] == "too_short" and item["loc"] in within:
+            continue  # its members are at fault
         path, inside = _apart(group, item["loc"])
         if path == item["loc"]:
             errors.append(item)
@@ -426,7 +459,7 @@ def _wanted(item: Mapping[str, Any]) -> str:
     """Return the valid values: "a valid number", "greater than 0", "'auto'"."""
     if item["type"] == "literal_error":
         return str(item["ctx"]["expected"])
-    reason = "Input should be a list" if item["type"] == "tuple_type" else str(item["msg"])
+    reason = "Input should be a list" if item["type"] == "tuple_type" else _reason(item)
     return reason.removeprefix("Input should be ").split(", ")[0]
 
 

@@ -66,6 +66,11 @@ def compose_config(overrides: Sequence[str]) -> Any:
                 f"{text} starts the cells of a sweep; this command has one and runs it here.",
                 todo="Use it with `make sweep` or `make compare`.",
             )
+    refuse(
+        Fault(f"'{text}' removes a setting, and each needs a value.", todo="Give it another one, or null.")
+        for text in overrides
+        if text.startswith("~")
+    )
     if not all(KEY.match(text) for text in overrides):
         raise UserError.of(diagnose(overrides))
     keys = [(text, text.partition("=")[0].lstrip("+")) for text in overrides if "=[" in text]
@@ -135,7 +140,7 @@ def _syntax_fault(text: str) -> Fault:
         return Fault(message, todo="Write key=value, e.g. quant=fp8 or build.max_batch_size=64.")
     if not KEY.fullmatch(key):
         near = re.sub(r"[^\w./@-]", "", key).lstrip("-.")
-        hint = f"Did you mean '{near}={value}'?" if near != key and KEY.fullmatch(near) else ""
+        hint = f"Did you mean '{near}={value.strip()}'?" if near != key and KEY.fullmatch(near) else ""
         return Fault(f"{message} '{key}' is not the name of a setting.", todo=hint)
     if _is_open(value):
         return Fault(f"{message} A bracket or quote in '{value}' is not closed, or not opened.")
@@ -181,6 +186,8 @@ def diagnose(overrides: Sequence[str], *, sweeping: bool = False) -> list[Fault]
             continue
         if override.is_sweep_override() and not sweeping:
             faults.append(_list_fault(text, name))
+        elif name in known_groups and text.startswith("+"):
+            faults.append(Fault(f"'{text}' begins with '+', which no group takes.", todo=f"Write {text.lstrip('+')}"))
         elif name in known_groups:
             values = _values(override)
             wrong = [fault for value in values if (fault := _choice_fault(name, value, override.package or name))]
@@ -196,6 +203,9 @@ def unexplained(overrides: Sequence[str]) -> Fault:
     """Make the error for overrides that are valid individually but cannot be composed."""
     suspects = [text for text in overrides if "${" in text or "@" in text or text.startswith(("~", "hydra"))]
     overrides_text = " ".join(suspects or overrides)
+    draft = next((text for text in suspects if text.startswith("model@speculative.draft=")), None)
+    if draft and "speculative=draft_target" not in overrides:
+        return Fault(f"'{draft}' names a draft model, which is not used here.", todo="Add speculative=draft_target.")
     return Fault(
         f"'{overrides_text}' cannot be applied to the configuration.",
         todo="Check the spelling: `make config GROUP` lists the keys of a group.",
@@ -216,7 +226,10 @@ def _list_fault(text: str, name: str) -> Fault:
             f"'{text}' names several GPUs, but this command takes one.",
             todo=f"To choose among them: make size '{key}=[{value.strip('[]')}]'.",
         )
-    value = value.strip("[]") if name in groups() else value
+    if name in groups():
+        is_list, value = value.startswith("["), value.strip("[]")
+        if is_list and "," not in value:
+            return Fault(f"'{text}' is a list, and one choice is taken.", todo=f"Write {key}={value or '...'}")
     text = f"{key}={value}"
     as_list = "" if name in groups() else f" For one run with a list as its value: {key}=[{value}]."
     return Fault(

@@ -41,14 +41,20 @@ def project_file() -> Path | None:
     """Find the project's own configuration: the chosen file, or pipelines.yaml here or in the nearest folder above.
 
     Raises:
-        UserError: the chosen file does not exist, or the one found above belongs to somebody else.
+        UserError: the chosen file does not exist, or the one found is a broken link or belongs to somebody else.
     """
     if chosen := os.environ.get(CHOSEN_FILE):
         if chosen != NO_FILE and not Path(chosen).is_file():
             raise UserError(f"config='{chosen}' is not a file.", todo="To write one: make init")
         return None if chosen == NO_FILE else Path(chosen)
     here = Path.cwd()
-    file = next((each for folder in (here, *here.parents) if (each := folder / PROJECT_FILE).is_file()), None)
+    places = [folder / PROJECT_FILE for folder in (here, *here.parents)]
+    file = next((each for each in places if each.is_file() or each.is_symlink()), None)
+    if file and not file.is_file():
+        raise UserError(
+            f"'{file}' is a link to '{file.readlink()}', which is not a file.",
+            todo=f"Restore it. To do without: config={NO_FILE}",
+        )
     if file and file.parent != here and file.stat().st_uid not in (ROOT_USER, os.getuid()):
         raise UserError(
             f"'{file}' belongs to another user, who would decide what runs here.",

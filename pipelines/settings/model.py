@@ -59,7 +59,7 @@ LONGEST_NAME = 120
 
 
 class ModelSettings(Group):
-    """Source of the model: `path` takes precedence over `bundled`, and that over `hub_id`.
+    """Source of the model: `path` takes precedence over `bundled` and `hub_id`.
 
     Attributes:
         name: short name, for folders and tables; `hub` is the name of its source, and that of a folder wins.
@@ -95,7 +95,13 @@ class ModelSettings(Group):
     @model_validator(mode="after")
     def _has_source(self) -> ModelSettings:
         if not (self.path or self.bundled or self.hub_id):
-            raise ValueError("has no source: model.hub_id must be given, or model.path, or model.bundled")
+            raise ValueError("has no source: hub_id (org/name) must be given, or path, or bundled")
+        ignored = [name for name in ("hub_id", "revision") if getattr(self, name)]
+        if ignored and self.bundled and not self.path:
+            raise ValueError(
+                f"has {ignored[0]}='{getattr(self, ignored[0])}' beside bundled='{self.bundled}', which would be "
+                "taken: for a model of the Hub choose `hub` (model=hub, model@speculative.draft=hub)"
+            )
         return self
 
     @property

@@ -79,7 +79,13 @@ def _choices_of(file: Path, content: Mapping[str, Any], own: str = "") -> list[t
     A choice that does not exist, or that Hydra would look for elsewhere, is refused.
     """
     chosen = []
-    for entry in content.get("defaults") or ():
+    entries = content.get("defaults") or []
+    for entry in entries if isinstance(entries, list) else [entries]:
+        if not (isinstance(entry, dict) or own or entry == "_self_") or entries is entry:
+            raise UserError(
+                f"'{file}': `defaults` has {shown(entry)}, which chooses for no group.",
+                todo="Write a list of `- override /quant: int4_awq`.",
+            )
         group, name = next(iter(entry.items())) if isinstance(entry, dict) else (own and f"/{own}", entry)
         place, group = str(group), str(group).removeprefix("override ").removeprefix("/")
         names = choices(group.partition("@")[0])

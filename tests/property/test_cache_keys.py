@@ -76,8 +76,9 @@ START = ["quant=int4_awq", "sparsity=sparsegpt_2_4", "engine=openvino"]
 MUST_RERUN = {
     # setting: (another valid value, the stages that must run again)
     "model.name": ("other", EVALUATE | COMPARE | REPOSITORY),  # all carry the model's name
-    "model.hub_id": ("org/name", NOTHING),  # a bundled folder is used, so the Hub is not asked
-    "model.revision": ("v2", NOTHING),
+    # a folder is used, so the Hub is not asked
+    "model.hub_id": ({"model.hub_id": "org/name", "model.path": Path("/elsewhere/tiny_gemma")}, NOTHING),
+    "model.revision": ({"model.revision": "v2", "model.path": Path("/elsewhere/tiny_gemma")}, NOTHING),
     "model.bundled": ("tiny_llama", NOTHING),  # the weights count, through their digest
     "model.path": (Path("/elsewhere/tiny_gemma"), NOTHING),  # the place does not matter, the content does
     "model.shape": (None, NOTHING),

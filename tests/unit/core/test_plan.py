@@ -649,3 +649,8 @@ def test_sparsifying_holds_one_layer_and_sparsegpt_its_hessians(tmp_path, method
     small = replace(MACHINE, memory_bytes=10 * 2**30)
     with pytest.raises(UserError, match=rf"llama_3_1_70b needs about {gib}\.\d GiB of memory while sparsifying"):
         plan(tmp_path, words, machine=small)
+
+
+def test_a_plan_says_that_the_memory_of_a_format_is_unknown(tmp_path):
+    notes = plan(tmp_path, ["quant=w4a8_awq", "engine=openvino"]).notes
+    assert "memory: unknown, because the CPU engine's was not measured for w4a8_awq" in notes

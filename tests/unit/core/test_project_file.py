@@ -7,6 +7,7 @@ import yaml
 
 from pipelines.cli.main import main
 from pipelines.domain.errors import UserError
+from pipelines.run.config_command import init
 from pipelines.settings.by_hydra import compose_config, to_raw
 from pipelines.settings.compose import compose, load
 from pipelines.settings.groups import CHOSEN_FILE, CONF, choices, project_file
@@ -118,6 +119,10 @@ def test_another_file_by_name_also_for_the_processes_it_starts(project, capsys):
         ),
         ("build:\n  tp_size: 1\nbuild:\n  pp_size: 1\n", r"cannot be read: it has 'build' twice, again in line 3\.$"),
         ("build: [\n", r"pipelines.yaml' cannot be read: .*line 2"),
+        ("defaults: fp8\n", r"`defaults` has 'fp8', which chooses for no group\. Write a list of `- override /quant"),
+        ("defaults: [quant]\n", r"`defaults` has 'quant', which chooses for no group\."),
+        ("defaults: {quant: fp8}\n", r"`defaults` has \{'quant': 'fp8'\}, which chooses for no group\."),
+        ("quant.qformat: fp8\n", r"quant\.qformat is a key with a dot in it\. Write quant: \{qformat: \.\.\.\}$"),
     ],
 )
 def test_faults_name_the_file(project, text, message):
@@ -174,6 +179,12 @@ def test_a_file_above_of_another_user_is_refused(project, monkeypatch):
     assert project_file() == project / "pipelines.yaml", "here it is this folder's own"
 
 
+def test_a_broken_link_is_not_passed_over(project):
+    (project / "below" / "pipelines.yaml").symlink_to("gone.yaml")
+    with pytest.raises(UserError, match=r"below/pipelines.yaml' is a link to 'gone\.yaml', which is not a file"):
+        load([])
+
+
 def test_a_file_that_is_not_there(project):
     assert main(["plan", "config=no.yaml"]) == 2
 
@@ -202,3 +213,10 @@ def test_init_refuses_what_is_wrong_and_writes_nothing(tmp_path, monkeypatch, ca
     assert main(["init", "quant=fp9"]) == 2
     assert "quant=fp9 is not known" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_init_names_the_word_that_it_cannot_write(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(CHOSEN_FILE, "")
+    with pytest.raises(UserError, match=r"^init cannot write 'model\.path=\"/a b\"' into the file\. Leave it out"):
+        init(["quant=fp8", 'model.path="/a b"'])

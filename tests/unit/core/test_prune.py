@@ -219,3 +219,11 @@ def test_a_prune_that_is_killed_leaves_no_half_artifact(store, monkeypatch):
     assert len(list(store.abandoned_staging())) == 1
     recover(store)
     assert list((store.root / ".drafts").iterdir()) == []
+
+
+def test_a_setting_that_selects_nothing_is_refused(tmp_path, capsys):
+    """`make prune quant=fp8 store.remove=true` would remove the other formats too."""
+    assert main(["prune", f"paths.store={tmp_path}", "quant=fp8", "store.remove=true"]) == 2
+    assert "'quant=fp8' does not select what is pruned: that is the whole store." in " ".join(
+        capsys.readouterr().err.split()
+    )

@@ -1,6 +1,8 @@
 """The whole diagnosis: what works here, the page, the JSON, the exit code."""
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 
@@ -32,6 +34,13 @@ def test_verdicts_are_those_of_the_rules(monkeypatch):
     assert found["tensorrt_llm", "llama_3_1_8b", "fp8"].works
     assert "needs FP4 arithmetic" in found["tensorrt_llm", "llama_3_1_8b", "nvfp4"].reason
     assert "of memory while quantizing" in found["tensorrt_llm", "llama_3_1_70b", "fp8"].reason
+
+
+def test_a_model_that_can_be_built_and_not_served_here_does_not_work():
+    verdict = judged(replace(MACHINE, memory_bytes=24 * 2**30))["openvino", "llama_3_1_70b", "fp8"]
+    assert re.search(
+        r"llama_3_1_70b in fp8 with engine=openvino needs 30\d\.\d GiB; this machine has 24", verdict.reason
+    )
 
 
 def test_the_page_fits_60_columns_and_shares_reasons(tmp_path, monkeypatch):
