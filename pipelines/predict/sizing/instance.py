@@ -167,17 +167,20 @@ def watch(question: Question, one: Instance, arrival: Any, rate: float) -> LoadO
     ttft, itl, e2e, wait = (of(requests)[first:] for of in LATENCIES)
     quarter = len(wait) // 4
     early, late = wait[quarter : 2 * quarter].mean(), wait[-quarter:].mean()
-    batch, kv_use, full = _occupied(one.engine, run)
+    batch, kv_use, full = _occupied(one.engine, run, float(arrival[first]), float(arrival[-1]))
     return LoadOutcome(
         rate=rate, ttft=ttft, itl=itl, e2e=e2e, queue=float(wait.mean()), batch=batch * one.setup.lanes, kv_use=kv_use,
         full=full, growth=float(late - GROWS * early),
     )  # fmt: skip
 
 
-def _occupied(engine: SchedulerLimits, run: SimulatedRun) -> tuple[float, float, str]:
-    """Return mean requests in slots, mean share of the KV pool in use, and what was full at some point."""
-    r, span = run.requests, run.end
-    stay, ones = r.end - r.admitted, np.ones(len(r.end))
+def _occupied(engine: SchedulerLimits, run: SimulatedRun, begin: float, stop: float) -> tuple[float, float, str]:
+    """Return mean requests in slots, mean share of the KV pool in use, and what was full at some point.
+
+    The means are of the time between, in which requests arrive; afterwards the batch only empties.
+    """
+    r, span = run.requests, stop - begin
+    stay, ones = np.clip(r.end, begin, stop) - np.clip(r.admitted, begin, stop), np.ones(len(r.end))
     first, blocks = engine.own_blocks(r.isl, r.isl), engine.own_blocks(r.isl, r.isl + r.osl)
     if engine.admission == "MAX_UTILIZATION":  # takes them one by one
         blocks = (first + blocks) / 2

@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.predict.simulator.interface import OfferedLoad
 from pipelines.predict.simulator.run import simulate
-from pipelines.predict.sizing.instance import FULL, Instance, input_share, instance, saturation, watch
+from pipelines.predict.sizing.instance import FULL, WARM_UP, Instance, input_share, instance, saturation, watch
 from pipelines.predict.sizing.question import Question
 from tests.support.sizing_questions import COUNT, made_up, question
 
@@ -20,14 +20,16 @@ ARRIVAL = np.cumsum(ASKED.gaps) / 25
 
 
 def held(asked: Question, **engine: object) -> tuple[Instance, float, int]:
-    """The instance, and mean and most KV blocks of its table over a run that never stands still."""
+    """The instance, and the KV blocks of its table: their mean while requests arrive after the warm-up, and the most."""
     setup = next(asked.setups())
     one = instance(asked, setup, made_up(setup))
     one = replace(one, placed=replace(one.placed, engine=replace(one.engine, **engine)))
     run = simulate(one.engine, OfferedLoad(asked.isl, asked.osl, ARRIVAL), one.costed.cost, iterations=True)
-    idle = run.end - run.iterations.seconds.sum()
-    used = (run.iterations.kv_blocks * run.iterations.seconds).sum() + idle * one.engine.shared_blocks
-    return one, used / run.end, int(run.iterations.kv_blocks.max())
+    table, window = run.iterations, (ARRIVAL[int(WARM_UP * COUNT)], ARRIVAL[-1])
+    seconds = np.clip(table.start + table.seconds, *window) - np.clip(table.start, *window)
+    idle = window[1] - window[0] - seconds.sum()
+    used = (table.kv_blocks * seconds).sum() + idle * one.engine.shared_blocks
+    return one, used / (window[1] - window[0]), int(table.kv_blocks.max())
 
 
 @pytest.mark.parametrize("prefix", [0, 250, 300])
@@ -40,6 +42,17 @@ def test_blocks_in_use_are_those_of_the_simulation(prefix: int) -> None:
 def test_blocks_that_are_taken_one_by_one_are_half_of_the_answers() -> None:
     one, mean, _ = held(ASKED, kv_blocks=4000, prefix_tokens=250, admission="MAX_UTILIZATION")
     assert watch(ASKED, one, ARRIVAL, 25).kv_use == pytest.approx(mean / 4000, rel=0.03)
+
+
+def test_requests_in_slots_are_their_rate_times_their_stay() -> None:
+    """Little's law; over the whole run, with its filling and its emptying, the mean would be less."""
+    asked = question(isl=np.full(COUNT, 100), osl=np.full(COUNT, 600))
+    one = instance(asked, next(asked.setups()), made_up(next(asked.setups())))
+    ran = simulate(one.engine, OfferedLoad(asked.isl, asked.osl, ARRIVAL), one.costed.cost)
+    stay = (ran.requests.end - ran.requests.admitted)[int(WARM_UP * COUNT) :].mean()
+    rate = (1 - WARM_UP) * COUNT / (ARRIVAL[-1] - ARRIVAL[int(WARM_UP * COUNT)])
+    assert watch(asked, one, ARRIVAL, 25).batch == pytest.approx(rate * stay, rel=0.03)
+    assert stay * COUNT / ran.end < 0.95 * rate * stay
 
 
 def test_the_cache_is_full_when_one_more_request_would_not_have_gone_in() -> None:
