@@ -20,7 +20,7 @@ ARRIVAL = np.cumsum(ASKED.gaps) / 25
 
 
 def held(asked: Question, **engine: object) -> tuple[Instance, float, int]:
-    """The instance, and the KV blocks of its table: their mean while requests arrive after the warm-up, and the most."""
+    """The instance, and the KV blocks of its table: their mean while requests come after the warm-up, and the most."""
     setup = next(asked.setups())
     one = instance(asked, setup, made_up(setup))
     one = replace(one, placed=replace(one.placed, engine=replace(one.engine, **engine)))
