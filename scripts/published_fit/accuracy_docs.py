@@ -91,8 +91,8 @@ Here whole GPUs, models or framework versions were left out of both the fit and 
 |---|---|---|---|---|---|---|
 {transfer}
 
-Parameters at a bound of what physics allows: {bounds}. `parameters.json` has the values with 90 % intervals, and
-offsets by framework, GPU, format and link.
+Shared parameters at a bound of what physics allows: {bounds}; with the offsets of a GPU, an efficiency may reach 1.
+`parameters.json` has the values with 90 % intervals, and offsets by framework, GPU, format and link.
 
 ### What was held out, and what the intervals cover
 

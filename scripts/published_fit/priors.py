@@ -40,6 +40,7 @@ PRIORS = {
             "mixture": 0.3,
             "mxfp4": 0.3,
             "served": 0.3,
+            "sums": 0.5,
         },
         "of peak FLOP/s, linears",
     ),

@@ -78,9 +78,14 @@ class GpuSpec:
         return "pcie", self.pcie
 
     @property
+    def half_rate(self) -> bool:
+        """Whether products with sums in float32 run at half the rate of the tensor cores, as on a GeForce."""
+        return self.peak.get("int8", 0.0) > 3.9 * self.peak["16bit"]
+
+    @property
     def family(self) -> str:
-        """Generation: turing, ampere, ada, hopper or blackwell."""
-        return self.arch.split()[0].lower()
+        """Generation: turing, ampere, ada, hopper, blackwell, or blackwell_rtx, whose SM 120 has other tensor cores."""
+        return self.arch.split()[0].lower() + ("_rtx" if self.sm >= 12.0 else "")
 
 
 @cache

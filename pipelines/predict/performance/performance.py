@@ -144,6 +144,7 @@ class Setup:
             f"version={framework.name}",
             f"gpu={gpu.name}",
             f"arch={gpu.family}",
+            *(["sums=half rate"] if gpu.half_rate else []),
             f"form={FORMATS[self.qformat].activation}",
             self.kind,
             f"link={'experts over ' if self.attention_dp else ''}{gpu.link(self.tp)[0]}",
