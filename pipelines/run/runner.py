@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ def _make(
         if artifact := _find(node, key, store):  # equal bytes from an earlier stage, or another run made it
             return StepOutcome(node, artifact, "cached", 0.0)
         say(f"{node.id}: {node.label}")
+        import_module("numpy")  # torch swallows a Ctrl-C that comes while it imports numpy itself
         with store.staging(key) as staging:
             start = time.monotonic()
             manifest = {

@@ -190,6 +190,31 @@ def test_a_run_killed_in_any_stage_is_finished_by_the_next(cli, copy_of_llama, s
         shutil.rmtree(artifact(cli, "quantize", "my_llama-int4_wo"))
 
 
+INTERRUPTED = """
+import sys
+from pipelines.cli.main import program
+
+class Once:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy.polynomial":
+            sys.meta_path.remove(self)
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Once())
+program()
+"""
+
+
+def test_an_interrupt_while_torch_loads_is_not_lost(cli, tmp_path):
+    """Torch imports numpy in its own C code, which drops what is raised there."""
+    words = ["build", "model=tiny_llama", "quant=int4_rtn", f"paths.store={tmp_path}/store", f"paths.runs={tmp_path}"]
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, *words], cwd=cli.folder, env=cli.env(), capture_output=True, text=True
+    )
+    assert done.returncode == 130, done.stderr
+    assert not (tmp_path / "store" / "quantize").exists()
+
+
 def test_ctrl_c_keeps_what_is_finished(cli, copy_of_llama):
     process = cli.start("build", f"model.path={copy_of_llama}", "quant=int4_wo")
     for line in process.stdout:
