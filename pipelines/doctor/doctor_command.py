@@ -231,17 +231,19 @@ def judge_combinations(settings: Settings, machine: Machine) -> list[Combination
 def _judge(
     settings: Settings, machine: Machine, engine: EngineDescription, shape: ModelShape | None
 ) -> CombinationVerdict:
-    def verdict(reason: str = "", todo: str = "") -> CombinationVerdict:
+    def verdict(reason: str = "", todo: str = "", *, works: bool = False) -> CombinationVerdict:
         model, quant = settings.model.name, settings.quant.qformat.value
-        return CombinationVerdict(engine.setting, model, quant, works=not reason, reason=reason, todo=todo)
+        return CombinationVerdict(engine.setting, model, quant, works, reason, todo)
 
     if lacking := _missing(engine, machine, settings.build.tp_size * settings.build.pp_size):
         return verdict(*lacking)
     try:
-        faults = checks.check(Deployment(settings, "serve", engine, machine, shape=shape)).faults
+        checked = checks.check(Deployment(settings, "serve", engine, machine, shape=shape))
     except UserError as error:
-        faults = list(error.faults)
-    return verdict(faults[0].message, f"{faults[0].allowed} {faults[0].todo}".strip()) if faults else verdict()
+        checked = checks.Checked(faults=list(error.faults))
+    if faults := checked.faults:
+        return verdict(faults[0].message, f"{faults[0].allowed} {faults[0].todo}".strip())
+    return verdict(next((note for note in checked.notes if note.startswith(checks.NO_MEMORY)), ""), works=True)
 
 
 def _missing(engine: EngineDescription, machine: Machine, ranks: int) -> tuple[str, str] | None:

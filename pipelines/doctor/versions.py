@@ -52,7 +52,11 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class CombinationVerdict:
-    """Verdict on one combination of engine, model and format on this machine."""
+    """Verdict on one combination of engine, model and format on this machine.
+
+    Attributes:
+        reason: why it does not work; if it works, why nobody knows whether the memory suffices.
+    """
 
     engine: str
     model: str
@@ -183,13 +187,15 @@ def _verdicts(verdicts: list[CombinationVerdict]) -> list[str]:
     lines = table(rows, indent=2)
     for letter, cases in zip(ascii_lowercase, reasons.values(), strict=False):
         lines.append(wrapped(f"  {letter}: {_together(cases)} {cases[0].todo}", 5))
+    if open_cases := dict.fromkeys(verdict.reason for verdict in verdicts if verdict.works and verdict.reason):
+        lines.append(wrapped(f"  ?: {'; '.join(open_cases)}.", 5))
     return lines
 
 
 def _mark(verdict: CombinationVerdict, reasons: dict[tuple[str, ...], list[CombinationVerdict]]) -> str:
-    """Return "yes" or the letter of the reason; reasons that differ only in names and numbers share one letter."""
+    """Return "yes", "?" or the letter of the reason; reasons that differ in names and numbers alone share a letter."""
     if verdict.works:
-        return "yes"
+        return "?" if verdict.reason else "yes"
     of_case = re.compile(rf"{re.escape(verdict.model)}|{verdict.quant}|\d.*|\w+ForCausalLM")
     kind = tuple("" if of_case.fullmatch(word) else word for word in WORDS.findall(verdict.reason))
     reasons.setdefault(kind, []).append(verdict)

@@ -47,6 +47,8 @@ from pipelines.stages.evaluate import EvaluateByTrtllmServe
 from pipelines.stages.unified import ExportEdge
 from triton_repo.config import TritonSettings
 
+NO_MEMORY = "memory: unknown"
+"""Begins the note of a plan that does not know how much memory is needed."""
 CPU_WAY = "use engine=openvino, which executes the same checkpoint here; "
 
 
@@ -120,7 +122,7 @@ def _engine_notes(d: Deployment) -> tuple[str, ...]:
     if given and d.engine is not OPENVINO:
         notes.append(f"not read by engine={d.engine.setting}: {', '.join(given)}")
     if d.built is not None and d.target in STARTED:
-        notes.append("memory: unknown, because engine.path is an engine that is already built")
+        notes.append(f"{NO_MEMORY}, because engine.path is an engine that is already built")
     return tuple(notes)
 
 
@@ -191,7 +193,7 @@ def _host_memory(d: Deployment, checked: Checked) -> None:
     checked.notes += memory_checks.cpu_notes(needs, request_tokens(d.settings))
     if memory_checks.ENGINE not in needs:
         formats = " and ".join(each for each in d.settings.quant.formats if FORMATS[each].cpu is None)
-        checked.notes += (f"memory: unknown, because the CPU engine's was not measured for {formats}",)
+        checked.notes += (f"{NO_MEMORY}, because the CPU engine's was not measured for {formats}",)
     options = d.settings.engine.openvino
     if d.on_model and d.shape.num_experts > 1:
         grouped = groups_experts(options, d.shape, d.settings.quant.qformat)

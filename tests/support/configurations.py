@@ -352,6 +352,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "eval.guided": ("false",),
     "eval.answers": ("null",),
     "engine.openvino.dynamic_quantization": ("auto", "off"),
+    "engine.openvino.experts": ("auto", "separate"),  # grouped needs a mixture
     **({} if native_bf16() else {"engine.openvino.kv_cache_precision": ("auto", "f32", "f16", "u8", "u4")}),
     "quant.fp4_inputs": ("max",),
     "quant.int4_scales": ("max",),

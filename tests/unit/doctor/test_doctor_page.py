@@ -22,6 +22,11 @@ def test_without_a_gpu_the_cpu_engine_runs_and_the_others_say_why():
     found = judged(MACHINE)
     assert found["openvino", "tiny_llama", "int4_awq"].works
     assert found["openvino", "tiny_llava", "int4_awq"].works
+    unknown = [found["openvino", "llama_3_1_70b", quant] for quant in ("w4a8_awq", "int4_awq")]
+    assert (unknown[0].works, unknown[1].works) == (True, False)
+    page = render(Diagnosis({}, unknown))
+    assert re.search(r"llama_3_1_70b +\? +a\n", page)
+    assert "?: memory: unknown, because the CPU engine's was not measured for w4a8_awq." in " ".join(page.split())
     refused = found["tensorrt_llm", "tiny_llama", "int4_awq"]
     assert "there is no NVIDIA GPU (nvidia-smi is not installed)" in refused.reason
     assert "make shell" in refused.todo
