@@ -226,9 +226,7 @@ def facts(
         dense_share=common / (common + routed) if model.num_experts > 1 else 1.0,
         expert_share=1 - (1 - share) ** (tp / split),
         expert_flops=2 * model.routed_params / tp if model.num_experts > 1 else 0.0,
-        expert_bytes=4 * passed * (model.hidden_size + model.intermediate_size) / split
-        if model.num_experts > 1
-        else 0.0,
+        expert_bytes=4 * (model.num_experts > 1) * passed * (model.hidden_size + model.intermediate_size) / split,
         windowed=windowed / layers,
         window=model.sliding_window // 2 if model.chunked else model.sliding_window,
         chunk=model.sliding_window if model.chunked else 0,
