@@ -177,8 +177,10 @@ def watch(question: Question, one: Instance, arrival: Any, rate: float) -> LoadO
 def _occupied(engine: SchedulerLimits, run: SimulatedRun, begin: float, stop: float) -> tuple[float, float, str]:
     """Return mean requests in slots, mean share of the KV pool in use, and what was full at some point.
 
-    The means are of the time between, in which requests arrive; afterwards the batch only empties.
+    The means are of the time between, in which requests arrive; afterwards the batch only empties. Of requests that
+    all arrive at once, they are of the whole run.
     """
+    begin, stop = (begin, stop) if stop > begin else (0.0, run.end)
     r, span = run.requests, stop - begin
     stay, ones = np.clip(r.end, begin, stop) - np.clip(r.admitted, begin, stop), np.ones(len(r.end))
     first, blocks = engine.own_blocks(r.isl, r.isl), engine.own_blocks(r.isl, r.isl + r.osl)

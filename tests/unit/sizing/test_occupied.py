@@ -55,6 +55,14 @@ def test_requests_in_slots_are_their_rate_times_their_stay() -> None:
     assert stay * COUNT / ran.end < 0.95 * rate * stay
 
 
+def test_requests_that_all_arrive_at_once_are_counted_over_the_whole_run() -> None:
+    one, _, _ = held(ASKED, kv_blocks=4000)
+    seen = watch(ASKED, one, np.zeros(COUNT), 25)
+    ran = simulate(one.engine, OfferedLoad(ASKED.isl, ASKED.osl, np.zeros(COUNT)), one.costed.cost)
+    assert seen.batch == pytest.approx((ran.requests.end - ran.requests.admitted).sum() / ran.end)
+    assert 0 < seen.kv_use < 1
+
+
 def test_the_cache_is_full_when_one_more_request_would_not_have_gone_in() -> None:
     _, _, most = held(ASKED, kv_blocks=4000, prefix_tokens=250)
     largest = int(replace(held(ASKED)[0].engine, prefix_tokens=250).own_blocks(ASKED.isl, ASKED.isl + ASKED.osl).max())
