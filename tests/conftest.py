@@ -47,6 +47,13 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("no deadline")
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show why a test was repeated: the repetition that passed would hide it."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"repeated: {report.nodeid}")
+        terminalreporter.line(report.longreprtext)
+
+
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of this run, the same for all workers: see `tests.support.made_once`."""
