@@ -115,7 +115,9 @@ def _next_setting(judged: Judgement, result: EvalResult) -> str | None:
         return f"eval.max_questions={judged.needed}" if judged.needed <= went.available else None
     if result.limit is None or judged.needed > questions:
         return None
-    return f"eval.limit={-(-judged.needed // subjects)}"
+    subjects -= sum(each.questions < result.limit for each in result.subjects.values())  # all of theirs are asked
+    further = judged.needed - result.questions
+    return f"eval.limit={result.limit - (-further // subjects)}" if subjects else None
 
 
 def loss_table(rows: Sequence[Row]) -> str:
@@ -270,6 +272,9 @@ def _what_decides(row: Mapping[str, Any]) -> str:
     if not row["lost"] + row["gained"]:
         chance = "if none of their answers changes either"
     if (setting := row["next_setting"]) is not None:
+        subjects, questions = TASK_SIZES.get(row["task"], (1, 1))
+        if setting.startswith("eval.limit") and questions % subjects:
+            setting += " or more, because its subjects differ in size"
         return f"{more} would decide ({setting}), {chance}."
     went = row["sequential"]
     total = went["available"] if went else TASK_SIZES.get(row["task"], (0, 0))[1]

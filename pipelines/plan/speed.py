@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.modelled import ModelledDeployment, run_trial
 from pipelines.predict.performance.performance import origin
 from pipelines.predict.simulate.case import SimulationCase
-from pipelines.predict.simulate.loads import make_levels
+from pipelines.predict.simulate.loads import make_levels, settled
 from pipelines.predict.simulate.outcome import SimulatedLevel
 
 MOST_REQUESTS = 4000
@@ -56,8 +57,9 @@ def modelled_text(plan: Plan) -> str:
     name = plan.settings.workload.name
     lines = ["", wrapped(f"modelled under workload={name} ({origin(model.provenance, model.why)}):")]
     rows: list[tuple[str, ...]] = [("load", "requests/s", "TTFT p50 ms", "TTFT p95 ms", "ITL p50 ms")]
+    run = partial(run_trial, deployment=model.deployment, backend="numpy")
     for level in levels:
-        trial = run_trial(level, model.deployment, backend="numpy")
+        trial = settled(level, run, lambda summary: summary.e2e_s, MOST_REQUESTS)
         times = (trial.ttft_s.p50, trial.ttft_s.p95, trial.itl_s.p50)
         rows.append((level.title, number(trial.requests_per_s), *map(ms, times)))
     lines += table(rows, indent=2)

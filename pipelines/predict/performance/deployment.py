@@ -120,7 +120,9 @@ class FittedModel:
             )
         knobs = [knob for knob in GPU_KNOBS if knob.name in self.multipliers]
         theta = [math.log(self.multipliers[knob.name]) for knob in knobs]
-        same = (self.tp, self.pp) == (setup.tp, setup.pp) and (self.precision or "").split("-kv_")[0] == setup.qformat
+        form, split = Variant.of(self.precision or ""), (setup.tp, setup.pp, setup.lanes)
+        same = (self.tp, self.pp, self.deployment.lanes) == split and form.formats == (setup.qformat, setup.kv_format)
+        same = same and (form.sparsity != "none") == setup.sparse
         same = same and plain_name(self.model) == plain_name(setup.model.name)
         spread = {
             name: self.spread[name] if same else max(self.spread[name], other)

@@ -23,6 +23,9 @@ BRIDGED = {"a30": 2, "a100_pcie_40gb": 2, "a100_pcie_80gb": 2, "h100_pcie": 2, "
 """Number of GPUs that an NVLink bridge joins, by the notes of their data sheets; larger groups use PCIe."""
 ACROSS_SERVERS = {"gb200": 72, "gb300": 72, "gh200_96gb": 32, "gh200_144gb": 32}
 """Number of GPUs that NVLink joins where it leaves the server: NVIDIA's GB200 and GB300 NVL72, and GH200 NVL32."""
+SAME_CHIP = {"a100_pcie_40gb": "a100_pcie_80gb", "a100_sxm_40gb": "a100_sxm_80gb"}
+"""GPUs that were not measured, and the measured one that has the same chip in the same form with another memory. How
+far that one is from its data sheet is due to what they share, which a mean over all GPUs does not tell."""
 NEEDED = (
     "memory_gb", "mem_bw_gb_s", "fp16_dense_tflops", "sparse_multiplier", "nvlink_gb_s_bidir", "pcie_gb_s_per_dir",
     "gpus_per_server", "tdp_w", "sm", "arch",

@@ -240,8 +240,10 @@ def rank_weight_bytes(sizes: EngineSizes) -> float:
     ends = max(embedding, head) if sizes.pp_size > 1 else sum(held)
     rotary = shape.latent.rope_dim if shape.latent else shape.head_dim
     rope = ROPE_ENTRY_BYTES * shape.max_position_embeddings * rotary
-    # the stages of a pipeline have as many layers with experts as their share is, and the fullest one more than that
     mixed = min(sizes.layers, -(-shape.expert_layers // sizes.pp_size))
+    if sizes.pp_size > 1 and shape.dense_layers < shape.num_hidden_layers // sizes.pp_size:
+        # layers without experts come first, and the second stage has none of them; elsewhere they are between others
+        mixed = max(mixed, -(-(shape.num_hidden_layers - 1) // sizes.pp_size))
     others = (shape.common_params - shape.num_hidden_layers * shape.attention_params) / split / shape.num_hidden_layers
     experts = mixed * shape.num_experts * shape.expert_params / sizes.tp_size
     linears = sizes.layers * (_rank_attention(sizes) + others) * common + experts * expert

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat, formats_for, kv_formats_for, lacks_integers
 from pipelines.domain.model_shape import ModelShape
-from pipelines.predict.performance.gpus import GpuSpec
+from pipelines.predict.performance.gpus import SAME_CHIP, GpuSpec
 from pipelines.predict.performance.limits import engine_sizes
 from pipelines.predict.performance.memory import USUAL_GROUP, EngineSizes, rank_weight_bytes
 from pipelines.predict.performance.models import models
@@ -142,7 +142,7 @@ class Setup:
             f"engine={framework.engine}",
             f"family={framework.family}",
             f"version={framework.name}",
-            f"gpu={gpu.name}",
+            f"gpu={SAME_CHIP.get(gpu.name, gpu.name)}",
             f"arch={gpu.family}",
             *(["sums=half rate"] if gpu.half_rate else []),
             f"form={FORMATS[self.qformat].activation}",

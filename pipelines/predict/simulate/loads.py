@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from pipelines.domain.benchmark import Distribution
 from pipelines.domain.summary import SECOND
 from pipelines.loadgen.config import WorkloadSettings
 from pipelines.loadgen.plan import PlannedLevel, is_whole, loads, offsets
@@ -26,6 +27,9 @@ WARM = 3
 """Requests per user of a closed loop before the measurement window opens."""
 PER_USER, LEAST_CLOSED, OPEN = 20, 200, 1000
 """Default number of simulated requests."""
+MOST, TRIES = 20_000, 3
+"""Requests that an open loop may have with a longer warm-up, and simulations until it is long enough."""
+Run = TypeVar("Run")
 
 
 def make_levels(settings: Settings, case: SimulationCase) -> list[SimulatedLevel]:
@@ -62,6 +66,47 @@ def _level(settings: Settings, case: SimulationCase, planned: PlannedLevel, whol
         window = float(times[before]), math.inf if whole else float(times[min(last, len(times) - 1)])
     title = planned.title if case.unit == "s" else planned.title.replace("requests/s", "requests/tick")
     return SimulatedLevel(load, window, before, last, whole, title, planned.concurrency, planned.request_rate)
+
+
+def settled(
+    level: SimulatedLevel, run: Callable[[SimulatedLevel], Run], e2e: Callable[[Run], Distribution], most: int = MOST
+) -> Run:
+    """Run a load so that the window of an open loop begins under load, whatever its requests take.
+
+    Of requests that take longer than the warm-up, fewer end in the window than are sent in it. Then more come before
+    them, with the same lengths and gaps. Where the queue grows, no warm-up is long enough, nor is one of more than
+    `most` requests; then the window lasts until the last response.
+    """
+    tried: SimulatedLevel | None = level
+    for _ in range(TRIES):
+        assert tried is not None
+        result = run(tried)
+        longer = _warmed(tried, e2e(result), most)
+        if longer is tried:
+            return result
+        if (tried := longer) is None:
+            break
+    return run(replace(level, whole=True))
+
+
+def _warmed(level: SimulatedLevel, e2e: Distribution, most: int) -> SimulatedLevel | None:
+    """Return an open loop that warms up for as long as its slowest request takes; None if it has too many requests."""
+    load, rate = level.load, level.request_rate
+    if level.whole or load.arrival is None or rate is None or e2e.mean is None or e2e.max is None:
+        return level
+    warm = float(load.arrival[level.first] - load.arrival[0])
+    if e2e.mean <= warm:
+        return level
+    more = math.ceil((e2e.max - warm) * rate) + 1
+    if more + len(load.isl) > most:
+        return None
+    gaps = np.diff(load.arrival) if len(load.arrival) > 1 else np.ones(1)
+    before = np.cumsum(np.resize(gaps / gaps.mean() / rate, more))
+    arrival = np.concatenate([before - before[0], load.arrival - load.arrival[0] + before[-1]])
+    isl, osl = (np.concatenate([np.resize(column, more), column]) for column in (load.isl, load.osl))
+    first, last = level.first + more, level.last + more
+    window = float(arrival[first]), float(arrival[min(last, len(arrival) - 1)])
+    return replace(level, load=replace(load, isl=isl, osl=osl, arrival=arrival), window=window, first=first, last=last)
 
 
 def _arrivals(workload: WorkloadSettings, rate: float | None, count: int, random: Random) -> Any:
@@ -147,8 +192,12 @@ def run_one(
     engine: SchedulerLimits, level: SimulatedLevel, case: SimulationCase, until: float | None = None
 ) -> Simulated:
     """Simulate a policy under a load."""
-    run = simulate(engine, level.load, case.cost, until=until, iterations=True)
-    return Simulated(engine, level, run, measure(run, engine, level, case.overhead))
+
+    def run(level: SimulatedLevel) -> Simulated:
+        run = simulate(engine, level.load, case.cost, until=until, iterations=True)
+        return Simulated(engine, level, run, measure(run, engine, level, case.overhead))
+
+    return settled(level, run, lambda one: one.outcome.e2e)
 
 
 def run_all(settings: Settings, case: SimulationCase, levels: Sequence[SimulatedLevel]) -> list[Simulated]:

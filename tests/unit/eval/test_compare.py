@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import pytest
@@ -15,6 +16,7 @@ from eval.compare import (
     loss_table,
     verdict_sentence,
 )
+from eval.results import Score
 from eval.verdict import USUAL, Criteria
 
 LONG = "magnitude_2_4-int4_awq-kv_fp8"
@@ -170,6 +172,22 @@ def test_undecided_says_what_would_decide(result, limit, lost, said) -> None:
     (row,) = loss_rows([(result([1] * asked, limit=limit), after)], USUAL)
     assert row["verdict"] == "UNDECIDED"
     assert re.search(said if lost else re.escape(said), verdict_sentence(row))
+
+
+def test_more_questions_come_from_the_subjects_that_have_more(result) -> None:
+    """30 of 57 subjects have more than the 100 asked; spread over all of them, too few were proposed (236)."""
+    sizes = [100] * 30 + [90] * 27
+    subjects = {str(number): Score(1.0, 0.0, size) for number, size in enumerate(sizes)}
+    asked, lost = sum(sizes), 43
+    base, after = (
+        result([0] * gone + [1] * (asked - gone), task="mmlu", limit=100, subjects=subjects) for gone in (0, lost)
+    )
+    (row,) = loss_rows([(base, after)], USUAL)
+    assert row["verdict"] == "UNDECIDED"
+    limit = 100 + math.ceil((row["questions_needed"] - asked) / 30)
+    assert limit > 300
+    said = f"would decide (eval.limit={limit} or more, because its subjects differ in size), with a probability of"
+    assert said in verdict_sentence(row)
 
 
 def test_a_loss_equal_to_the_margin_has_no_number(result) -> None:

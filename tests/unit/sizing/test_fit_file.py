@@ -11,7 +11,7 @@ import pytest
 from pipelines.cli.commands import COMMANDS
 from pipelines.domain.benchmark import RESULT
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import QFormat
+from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.variant import Variant
 from pipelines.predict.config import FITS
 from pipelines.predict.performance.deployment import costs, fitted_deployment, gpu_model, load_fit, stored_fits
@@ -197,6 +197,9 @@ def test_a_fit_moves_simulations_and_sizes_of_its_gpu(tmp_path, capsys):
     split = costs(settings)(Setup(model, gpu_named("h100_sxm"), QFormat.FP8, tp=2))
     other = costs(settings)(Setup(model_named("mistral-7b"), gpu_named("h100_sxm"), QFormat.FP8))
     assert [each.provenance for each in (here, split, other)] == ["fitted", "transferred", "transferred"]
+    cache = costs(settings)(Setup(model, gpu_named("h100_sxm"), QFormat.FP8, KvFormat.FP8))
+    sparse = costs(settings)(Setup(model, gpu_named("h100_sxm"), QFormat.FP8, sparse=True))
+    assert [each.provenance for each in (cache, sparse)] == ["transferred", "transferred"]
     named = replace(model, name="meta-llama/Llama-3.1-8B-Instruct")
     assert costs(settings)(Setup(named, gpu_named("h100_sxm"), QFormat.FP8)).provenance == "fitted"
     assert "of llama_3_1_8b fp8 TP 1" in other.why

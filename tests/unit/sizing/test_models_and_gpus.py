@@ -68,6 +68,16 @@ def test_a_published_checkpoint_keeps_what_its_publisher_kept():
     assert rank_weight_bytes(EngineSizes(model, QFormat.FP8)) == pytest.approx(model.linear_params + tables, rel=1e-3)
 
 
+@pytest.mark.parametrize(("name", "stages", "layers"), [("deepseek-r1", 2, 30), ("deepseek-r1", 4, 15)])
+def test_the_fullest_pipeline_stage_has_only_layers_with_experts(name, stages, layers):
+    """DeepSeek R1 has 61 layers, of which the first 3 are dense: with 2 stages, the second has 30 with 256 experts."""
+    shape = model_named(name)
+    layer = shape.attention_params + 3 * shape.hidden_size * shape.shared_size + 256 * shape.expert_params
+    stage = layers * layer * 2 + 2 * shape.head_params  # the last one also has the head
+    held = rank_weight_bytes(EngineSizes(shape, QFormat.NONE, pp_size=stages))
+    assert stage < held < 1.01 * stage
+
+
 def test_experts_are_shared_and_attention_is_not_where_it_is_data_parallel():
     model = model_named("llama-4-maverick")
     own = 24 * (3 * 5120 * (8192 + 16384)) + 48 * model.attention_params

@@ -9,9 +9,9 @@ import pytest
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat, QFormat
-from pipelines.predict.performance.gpus import gpu_named
+from pipelines.predict.performance.gpus import gpu_named, gpus
 from pipelines.predict.performance.models import model_named
-from pipelines.predict.performance.performance import PerformanceModel, Setup
+from pipelines.predict.performance.performance import PerformanceModel, Setup, runnable
 from pipelines.predict.performance.physics import Parameters, facts
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
 from pipelines.predict.simulator.run import IterationCost, simulate
@@ -261,3 +261,25 @@ def test_an_rtx_5090_is_faster_than_an_rtx_4090():
     )
     assert new.seconds(2048, 1, q_ctx=2048 * 1024, prefills=1) < old.seconds(2048, 1, q_ctx=2048 * 1024, prefills=1)
     assert new.seconds(16, 16, kv=16 * 1024) < 0.7 * old.seconds(16, 16, kv=16 * 1024)
+
+
+@pytest.mark.parametrize("qformat", [QFormat.NONE, QFormat.INT8_SQ, QFormat.INT4_AWQ])
+def test_no_gpu_is_slower_than_one_that_its_data_sheet_surpasses(qformat):
+    """Of two with the same chip; A100 PCIe of 80 GB was measured, and the one of 40 GB was not."""
+    known, model, perf = gpus().values(), model_named("llama-3.1-8b"), PerformanceModel.load()
+
+    def surpasses(better, worse):
+        numbers = ("bandwidth", "tdp_w", "nvlink", "pcie")
+        faster = all(better.peak.get(kind, 0) >= peak for kind, peak in worse.peak.items())
+        return faster and all(getattr(better, name) >= getattr(worse, name) for name in numbers)
+
+    pairs = [(a, b) for a in known for b in known if a is not b and a.arch == b.arch and surpasses(a, b)]
+    assert ("a100_pcie_80gb", "a100_pcie_40gb") in [(better.name, worse.name) for better, worse in pairs]
+    for pair in pairs:
+        if any(qformat not in runnable(Setup(model, each)) or each.sm < 8.0 for each in pair):
+            continue
+        better, worse = (perf.cost(Setup(model, each, qformat)).cost for each in pair)
+        for load in ({"q_ctx": 2048 * 1024, "prefills": 1}, {"kv": 16 * 1024}):
+            tokens = 2048 if "prefills" in load else 16
+            faster, slower = (cost.seconds(tokens, 16, **load) for cost in (better, worse))
+            assert faster <= slower * 1.005, (pair[0].name, pair[1].name, load)
