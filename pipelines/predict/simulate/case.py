@@ -12,6 +12,7 @@ from pipelines.domain.benchmark import Distribution
 from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.domain.metrics import BY_NAME
 from pipelines.engines.config import HardwareSettings
+from pipelines.engines.registry import LLM_API, with_setting
 from pipelines.host.machine import Machine
 from pipelines.host.screen import table, wrapped
 from pipelines.loadgen.config import LengthSettings
@@ -20,7 +21,7 @@ from pipelines.predict.performance.deployment import costs, gpu_model, load_fit,
 from pipelines.predict.performance.gpus import data_sheet, resolved
 from pipelines.predict.performance.limits import ChosenLimits, known_lengths
 from pipelines.predict.performance.modelled import ModelledDeployment
-from pipelines.predict.performance.models import known_model
+from pipelines.predict.performance.models import engine_of, known_model
 from pipelines.predict.performance.performance import Setup, origin
 from pipelines.predict.performance.placement import Judge, cached_prefix, unjudged
 from pipelines.predict.simulate.outcome import (
@@ -136,7 +137,11 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings, judge: Judge) ->
         kv_source="modelled",
         pp=settings.build.pp_size,
     )
-    return case if modelled.limits is None else replace(case, notes=(*case.notes, *modelled.limits.lines()))
+    engine = engine_of(settings, model)
+    only = engine is LLM_API and with_setting(settings.engine.name) is not LLM_API
+    served = (f"engine: {engine.title}'s LLM API, because TensorRT engines do not run {model.name}",) if only else ()
+    chosen = () if modelled.limits is None else modelled.limits.lines()
+    return replace(case, notes=(*served, *case.notes, *chosen))
 
 
 def _refuse_longer(settings: Settings, context: int, limits: ChosenLimits | None) -> None:

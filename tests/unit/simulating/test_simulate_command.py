@@ -333,6 +333,13 @@ def test_more_users_than_can_run_are_named(tmp_path, capsys):
     assert "in-flight: 4,000 users are 1,000 times the 4 requests that run together" in out
 
 
+def test_a_model_that_only_the_llm_api_runs_is_said_to_be_served_by_it():
+    words = ["hardware=h100_sxm", "quant=none", "benchmark.concurrency=2"]
+    said = "engine: TensorRT-LLM's LLM API, because TensorRT engines do not run gpt-oss-20b"
+    assert said in " ".join(simulate("sizing.model=gpt-oss-20b", *words).text.split())
+    assert "engine:" not in simulate("sizing.model=llama-3.1-8b", *words).text
+
+
 def test_a_mixture_of_experts_is_simulated_in_seconds_too(tmp_path, capsys):
     words = ("sizing.model=mixtral-8x7b", "quant=fp8", "hardware=h200_sxm", "benchmark.concurrency=4")
     made = json.loads((simulated(tmp_path, *words, "simulator.policy=inflight") / "summary.json").read_text())
