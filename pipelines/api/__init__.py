@@ -20,11 +20,12 @@ from functools import partial
 from typing import Any, Generic, TypeVar, get_args
 
 from pipelines.cli.commands import PROGRAM
-from pipelines.cli.main import prepare_libraries, split_project_file
+from pipelines.cli.main import name_as_typed_here, prepare_libraries, split_project_file
 from pipelines.cli.words import overrides_of
 from pipelines.document.blocks import Block, Callout, Code, Document, Figure, Table, left
 from pipelines.document.canvas import render_html
 from pipelines.domain.errors import UserError
+from pipelines.host.screen import as_typed
 from pipelines.plan.candidates import judge_of
 from pipelines.plan.plan import Plan
 from pipelines.plan.targets import COMPARED, EVALUATED, MEASURED, Target
@@ -59,11 +60,11 @@ class ShownRecord(Generic[Record]):
 
     def __repr__(self) -> str:
         """Return the text that the command prints."""
-        return self.text
+        return as_typed(self.text)
 
     def _repr_html_(self) -> str:
         """Return the page in a frame, which keeps its style from that of the notebook."""
-        page = html.escape(render_html(self.document()), quote=True)
+        page = html.escape(as_typed(render_html(self.document())), quote=True)
         style = f"width:100%;height:{PAGE_HEIGHT}px;border:1px solid #8884;resize:vertical"
         return f'<iframe srcdoc="{page}" style="{style}"></iframe>'
 
@@ -142,13 +143,18 @@ def simulate(*overrides: str) -> ShownRecord[list[Simulated]]:
 def _composing(command: str, arguments: Sequence[str]) -> Iterator[list[str]]:
     """Check the words as the command line does, and compose with the project file that they name."""
     prepare_libraries()
+    name_as_typed_here()
     if wrong := [word for word in arguments if not isinstance(word, str)]:
         raise UserError(
             f"{wrong[0]!r} is not an override: each is a text of its own, 'quant=fp8'; of a list: f(*list)."
         )
     name, others = split_project_file(arguments)
     with nullcontext() if name is None else using_project_file(name):
-        yield overrides_of(command, others)
+        try:
+            yield overrides_of(command, others)
+        except UserError as error:
+            error.args = (as_typed(str(error)),)
+            raise
 
 
 def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, FinishedRun]:

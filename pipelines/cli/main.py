@@ -17,7 +17,7 @@ from pipelines.domain.errors import Fault, UserError
 from pipelines.host.disk import disk_error
 from pipelines.host.lifetimes import end_with
 from pipelines.host.screen import complain, lost_output, name_commands, outlive_readers, width, wrapped
-from pipelines.settings.groups import choices, choose_project_file, groups, project_file
+from pipelines.settings.groups import choices, choose_project_file, groups, hidden_choices, project_file
 
 # Overrides given to make: `make build quant=fp8` -> ["quant=fp8"].
 #
@@ -196,13 +196,18 @@ def program() -> None:
     if make := os.environ.pop(MAKE_PID, None):
         end_with(int(make))
     if FROM_MAKE not in sys.argv:
-        name_commands(_without_make(Path(__file__).parents[2]))
+        name_as_typed_here()
     code = main(sys.argv[1:])
     if reason := lost_output():
         complain(f"the output could not be written: {reason}.")
         code = code or 2
     gc.freeze()  # skips the last garbage collection
     sys.exit(code)
+
+
+def name_as_typed_here() -> None:
+    """Name commands in messages with `make` in the checkout's folder, else with the console script."""
+    name_commands(_without_make(Path(__file__).parents[2]))
 
 
 def _without_make(root: Path) -> dict[str, str]:
@@ -289,6 +294,8 @@ def _without_project_file(command: str, words: Sequence[str]) -> list[str]:
         choose_project_file(name)
     if command != "init" and (file := project_file()):
         sys.stderr.write(f"Settings of {file} apply.\n")
+        if unused := sorted(path for group in groups() for path in hidden_choices(file.parent, group)):
+            sys.stderr.write(f"Not used, because the program has choices of the same name: {', '.join(unused)}.\n")
     return others
 
 

@@ -40,14 +40,15 @@ def check_command(name: str, targets: Iterable[str] = ()) -> None:
 
 
 def overrides_of(command: str, words: Sequence[str]) -> list[str]:
-    """Return the overrides after a command; for `config`, the name of a group may come first.
+    """Return the overrides after a command; for `config`, the name of a group is among them and comes first.
 
     Raises:
         UserError: some words are not overrides; all are named, each with its likely meaning.
     """
     rest, overrides, faults = list(words), [], []
-    if COMMANDS[command].argument and rest and rest[0] in groups_with_keys():
-        overrides.append(rest.pop(0))
+    if COMMANDS[command].argument and (named := [word for word in rest if word in groups_with_keys()]):
+        rest.remove(named[0])
+        overrides.append(named[0])
     while rest:
         count, fault = _first(rest, command)
         if fault is None:

@@ -12,12 +12,12 @@ import yaml
 
 from pipelines.deploy import cluster, containers, dynamo, nodes, pods
 from pipelines.deploy.config import ManifestSettings
-from pipelines.deploy.facts import Kind, RepositoryFacts, leader_faults, planned, read_served
+from pipelines.deploy.facts import Kind, RepositoryFacts, leader_faults, planned, read_served, sizes
 from pipelines.deploy.pods import FRONT, IMAGE, ClusterDeployment, Object, claim_name
 from pipelines.deploy.slo_rules import HISTOGRAMS, slo_rules
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError, refuse
-from pipelines.domain.units import show_bytes, show_seconds
+from pipelines.domain.units import GIB, MIB, show_bytes, show_seconds
 from pipelines.engines.registry import with_setting
 from pipelines.engines.tensorrt_llm.llm_api import merged
 from pipelines.host.disk import check_folders, relative_to_cwd
@@ -437,15 +437,16 @@ def _faults(settings: Settings, served: RepositoryFacts) -> Iterator[Fault]:
 
 
 def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
-    served, sizes, settings = deployed.served, deployed.sizes, deployed.settings
+    served, needed, settings = deployed.served, deployed.sizes, deployed.settings
     what = "preview" if settings.preview else f"repository: {served.folder}"
     say(f"{what} ({served.label}, {served.variant}, {'about ' * settings.preview}{show_bytes(served.size_bytes)})")
     gpus = f"{count(served.gpus_per_node, 'GPU')}, " if served.gpu else ""
     pods = f"{served.num_nodes} nodes, each " if served.num_nodes > 1 else ""
-    shm = f"{sizes.shm_mib} MiB of it /dev/shm"
-    say(f"one server: {pods}{gpus}{sizes.cpus} CPUs, {show_bytes(sizes.memory_mib * 2**20)} of memory, {shm}")
-    start = f"about {show_seconds(sizes.startup_s)} to start, {show_seconds(sizes.startup_limit_s)} at most"
-    say(f"            {start}; up to {show_seconds(sizes.drain_s)} to drain")
+    shm = f"{needed.shm_mib} MiB of it /dev/shm"
+    say(f"one server: {pods}{gpus}{needed.cpus} CPUs, {show_bytes(needed.memory_mib * 2**20)} of memory, {shm}")
+    start = f"about {show_seconds(needed.startup_s)} to start, {show_seconds(needed.startup_limit_s)} at most"
+    say(f"            {start}; up to {show_seconds(needed.drain_s)} to drain")
+    _say_memory(deployed)
     if served.gpu and deployed.sm is None:
         say("note: add hardware=... to select nodes with the GPU that the engine was built for")
     if served.needs_amx:
@@ -468,6 +469,18 @@ def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
         say("      make repository ... && make manifests ...   (without manifests.preview)")
     else:
         _say_next(deployed, overlay)
+
+
+def _say_memory(deployed: ClusterDeployment) -> None:
+    """Warn of a limit below what the server is computed to need."""
+    given = deployed.settings.memory_gib
+    unset = deployed.settings.model_copy(update={"memory_gib": None})
+    computed = sizes(deployed.served, unset, deployed.serving).memory_mib * MIB
+    if given is not None and given * GIB < computed:
+        say(
+            f"note: manifests.memory_gib={given:g} is less than the computed need of {show_bytes(computed)}; Kubernetes"
+        )
+        say("      Kubernetes kills a server that uses more than its limit")
 
 
 def _say_next(deployed: ClusterDeployment, overlay: Path) -> None:

@@ -194,7 +194,7 @@ class FetchSettings(Group):
         secret: a Secret whose keys become variables of this container alone, e.g. keys of an object store.
     """
 
-    hub: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+(@[\w./-]+)?$")] | None = None
+    hub: Annotated[str, Field(pattern=r"^\w[\w.-]*/\w[\w.-]*(@\w[\w./-]*)?$")] | None = None
     command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     image: str | None = None
     secret: SecretName | None = None

@@ -27,7 +27,7 @@ from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.registry import ENGINES, EngineDescription
 from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.engines.tensorrt_llm.releases import release_for
-from pipelines.host.disk import why_no_folder
+from pipelines.host.disk import is_writable, why_no_folder
 from pipelines.host.machine import CGROUP, Machine, cpu_quota, gather, library_versions, native_bf16
 from pipelines.plan import checks
 from pipelines.plan.deployment import Deployment
@@ -99,7 +99,7 @@ def _place(name: str, folder: Path, setting: str) -> ProbeResult:
     if why := why_no_folder(folder):
         return ProbeResult(name, f"{folder} cannot be created: {why}", "bad", f"Set another folder: {setting}")
     parent = next(path for path in (folder, *folder.parents) if path.exists())
-    if not os.access(parent, os.W_OK | os.X_OK):
+    if not is_writable(folder):
         return ProbeResult(name, f"{folder} is not writable", "bad", f"Give another folder than {setting}.")
     try:
         free = shutil.disk_usage(parent).free

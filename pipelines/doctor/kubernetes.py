@@ -13,7 +13,12 @@ from pipelines.doctor.versions import ProbeResult
 from pipelines.document.show import count
 from pipelines.domain.errors import UserError
 from pipelines.engines.registry import ServerBackend, with_setting
+from pipelines.host.files import json_object
+from pipelines.host.machine import gather
+from pipelines.plan.plan import make_plan
+from pipelines.serving.repository import DESCRIPTION
 from pipelines.settings.root import Settings
+from pipelines.store.store import Store
 
 TIMEOUT_S = 10
 TESTED = (30, 37)
@@ -184,11 +189,29 @@ def _is_default(item: dict[str, Any]) -> bool:
 
 def _secrets(settings: Settings, client: KubeClient) -> list[ProbeResult]:
     """Look for the Secrets that are known before there is a repository."""
-    manifests = settings.manifests
-    name = manifests.object_name(settings.model.label, settings.variant.label)
-    over_nodes = settings.triton.num_nodes > 1
+    manifests, over_nodes = settings.manifests, settings.triton.num_nodes > 1
+    try:
+        name = manifests.object_name(*_served(settings))
+    except UserError as error:
+        return [ProbeResult("secrets", f"names unknown: {error.faults[0].message}", "note")]
     needed = manifests.secrets(name, api_key=settings.serving.api_key, over_nodes=over_nodes)
     return [_object(client, "secret", secret, setting) for setting, (secret, _) in needed.items()]
+
+
+def _served(settings: Settings) -> tuple[str, str]:
+    """Return the model and the format in the names of the manifests: those of the repository given, else of the plan.
+
+    Raises:
+        UserError: the repository does not say it, or there is no plan.
+    """
+    if (repository := settings.serving.repository) is not None:
+        file = repository / DESCRIPTION
+        described = json_object(file) if file.is_file() else {}
+        if not {"label", "variant"} <= described.keys():
+            raise UserError(f"serving.repository='{repository}' has no complete {DESCRIPTION}.")
+        return described["label"], described["variant"]
+    planned = make_plan(settings, "repository", Store(settings.paths.store), gather()).deployment
+    return planned.settings.model.label, planned.variant.label
 
 
 def _object(client: KubeClient, kind: str, name: str, setting: str) -> ProbeResult:

@@ -165,8 +165,12 @@ def unwritable_folders(folders: Mapping[str, Path]) -> list[Fault]:
     return [
         Fault(f"{key}='{folder}' is not writable.", todo="Give another folder.")
         for key, folder in folders.items()
-        if not why_no_folder(folder.absolute())
-        and not os.access(  # before it exists, its nearest existing parent decides
-            next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()), os.W_OK | os.X_OK
-        )
+        if not why_no_folder(folder.absolute()) and not is_writable(folder.absolute())
     ]
+
+
+def is_writable(folder: Path) -> bool:
+    """Return whether this user can write an absolute folder, or make it where its nearest existing parent is."""
+    parent = next(path for path in (folder, *folder.parents) if path.exists())
+    # nobody makes anything in /proc, although root has every permission there
+    return os.access(parent, os.W_OK | os.X_OK) and parent.stat().st_dev != Path("/proc").stat().st_dev

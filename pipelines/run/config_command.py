@@ -83,6 +83,8 @@ EXAMPLE = """\
 def init(overrides: Sequence[str]) -> int:
     """Write a project's file with comments, and with the settings given."""
     file = Path(os.environ.get(CHOSEN_FILE) or PROJECT_FILE)
+    if str(file) == NO_FILE:
+        raise UserError(f"config={NO_FILE} uses no file, so none can have that name.", todo="Name another.")
     if file.exists():
         raise UserError(f"'{file}' already exists.", todo="Edit it, or name another: make init config=FILE")
     with using_project_file(NO_FILE):

@@ -221,7 +221,7 @@ def _values(override: Any) -> list[str]:
 
 def _list_fault(text: str, name: str) -> Fault:
     key, _, value = text.partition("=")
-    if name == "hardware":
+    if name == "hardware" and "," in value:
         return Fault(
             f"'{text}' names several GPUs, but this command takes one.",
             todo=f"To choose among them: make size '{key}=[{value.strip('[]')}]'.",

@@ -78,3 +78,9 @@ def choices(group: str) -> list[str]:
     """List the choices of a group, e.g. quant -> fp8, int4_awq, ..., those of the project among them."""
     files = {path.stem for folder in config_folders() for path in (folder / group).glob("*.yaml")}
     return sorted(files - {"base"})
+
+
+def hidden_choices(folder: Path, group: str) -> list[str]:
+    """List files of a project that are never read, because conf/ has a choice of the same name."""
+    names = [path.name for path in (folder / group).glob("*.yaml") if (CONF / group / path.name).is_file()]
+    return [] if folder == CONF else [f"{group}/{name}" for name in names]

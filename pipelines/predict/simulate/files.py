@@ -192,7 +192,9 @@ def _until(settings: Settings, case: SimulationCase, drawn: Sequence[Simulated])
         stays = [stay for each in drawn for stay in each.run.requests.end - each.run.requests.admitted]
         finished = [stay for stay in stays if not np.isnan(stay)]
         return float(min(max(DRAWN_TICKS, DRAWN_ANSWERS * np.median(finished or [0.0])), end))
-    return min(DRAWN_ANSWERS * max((each.outcome.e2e.p50 or end) for each in drawn), end)
+    arrival = drawn[0].level.load.arrival
+    first = 0.0 if arrival is None else float(arrival[0])
+    return min(first + DRAWN_ANSWERS * max((each.outcome.e2e.p50 or end) for each in drawn), end)
 
 
 def _page(settings: Settings, case: SimulationCase, drawn: Sequence[Simulated]) -> str:

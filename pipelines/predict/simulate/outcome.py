@@ -123,12 +123,13 @@ class SimulatedLevel(Trial):
 def measure(run: SimulatedRun, engine: SchedulerLimits, level: SimulatedLevel, overhead: float) -> PolicyOutcome:
     """Compute the figures of a run simulated with iterations, from the first request to the last response.
 
-    Of a level that is not whole, a part under full load counts. `overhead` is the way to the engine and back.
+    Of a level that is not whole, a part under full load counts, unless nothing ends in it. `overhead` is the way to the
+    engine and back.
     """
     requests = request_columns(run.requests, overhead=overhead, responses=IterationTokens(run, overhead))
     times, first, last = run.requests.arrival, level.first, level.last
     begin, until = float(times[first]), float(times[min(last, len(times) - 1)])
-    whole = level.whole or until <= begin  # all of them are sent at once
+    whole = level.whole or until <= begin or not (run.requests.end + overhead < until).any()
     end = run.end + overhead if whole else until
     due = np.zeros(len(times), dtype=bool)
     due[first:last] = True

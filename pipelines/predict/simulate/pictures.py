@@ -170,10 +170,10 @@ def _queue(axes: Axes, runs: Sequence[DrawnRun], until: float, theme: Theme) -> 
         iterations = drawn.run.iterations
         assert iterations is not None  # requested by the caller
         seen = np.asarray(iterations.start) < until
-        times = np.append(np.asarray(iterations.start)[seen], min(until, drawn.run.end))
-        waiting = np.asarray(iterations.queue)[seen]
+        times = [0.0, *np.asarray(iterations.start)[seen], min(until, drawn.run.end)]
+        waiting = [0, *np.asarray(iterations.queue)[seen]]
         axes.plot(
-            times, np.append(waiting, waiting[-1:]), drawstyle="steps-post", color=theme.series(index),
+            times, [*waiting, waiting[-1]], drawstyle="steps-post", color=theme.series(index),
             linestyle=DASHES[index % 8], linewidth=1.6, label=drawn.name,
         )  # fmt: skip
     axis(axes, "Queue", "", "requests")

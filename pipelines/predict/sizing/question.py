@@ -87,8 +87,10 @@ def demand_of(settings: SizingSettings, workload: WorkloadSettings) -> Demand:
         how = f"{settings.peak_factor:g} x the average, as given"
         return Demand(average, average * settings.peak_factor, settings.busy_hours, how)
     percent = settings.peak_percentile or USUAL_PERCENTILE
-    peak = max(1, poisson_percentile(average, percent))
-    return Demand(average, float(peak), settings.busy_hours, f"P{percent:g} of Poisson arrivals in one second")
+    peak, how = poisson_percentile(average, percent), f"P{percent:g} of Poisson arrivals in one second"
+    if not peak:
+        how += " is 0, but a request takes one"
+    return Demand(average, float(max(1, peak)), settings.busy_hours, how)
 
 
 def _traced_demand(settings: SizingSettings, workload: WorkloadSettings) -> Demand:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.document.canvas import write_document
+from pipelines.document.show import count
 from pipelines.domain.errors import UserError
 from pipelines.domain.summary import SECOND
 from pipelines.host.disk import check_folders, relative_to_cwd
@@ -137,9 +138,15 @@ def _day(settings: Settings, question: Question, fleet_answer: Answer) -> Day:
         rates = day_rates(shape, busiest, scaling.step_s)
         how = "built-in shape of a business day (assumed, not measured)" if shape is BUSINESS else "24 hours as given"
     most, seed = best.fleet.instances, None if traced else workload.seed
+    if scaling.least > most:
+        raise UserError(
+            f"sizing.autoscaling.least={scaling.least} is more than the {count(most, 'instance')} of the fixed fleet, "
+            "which the autoscaled one never exceeds.",
+            todo=f"Lower it to {most} or less, or leave it out.",
+        )
     fixed, moving = (
         replay(rates, of_one, scaling, question.slo, least=least, most=most, seed=seed)
-        for least in (most, min(scaling.least, most))
+        for least in (most, scaling.least)
     )
     return Day(how, fixed, moving)
 

@@ -24,12 +24,22 @@ SEVERAL = re.compile(r"\+{0,2}hardware=\[(.*)\]")
 
 
 def several_gpus(overrides: Sequence[str]) -> list[list[str]] | None:
-    """Return the overrides for each GPU of `hardware=[...]`; None where one GPU is asked for."""
+    """Return the overrides for each GPU of `hardware=[...]`; None where one GPU is asked for.
+
+    Raises:
+        UserError: a name in the list is empty.
+    """
     lists = [match[1] for text in overrides if (match := SEVERAL.fullmatch(text))]
     if not lists:
         return None
     others = [text for text in overrides if not SEVERAL.fullmatch(text)]
-    return [[*others, f"hardware={name}"] for name in dict.fromkeys(lists[-1].replace(" ", "").split(","))]
+    names = lists[-1].replace(" ", "").split(",")
+    if "" in names:
+        raise UserError(
+            f"'hardware=[{lists[-1]}]' has {'an empty name in it' if any(names) else 'no GPU in it'}.",
+            todo="Name those to choose among: hardware=[h100_sxm,l40s].",
+        )
+    return [[*others, f"hardware={name}"] for name in dict.fromkeys(names)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,10 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from pipelines import api
+from pipelines.document.blocks import Document
 from pipelines.domain.errors import UserError
+from pipelines.host import screen
 from pipelines.plan.plan import Plan
 from pipelines.run import commands
 from pipelines.settings.groups import project_file
+from tests.conftest import ROOT
 
 SIZED = ("model=llama_3_8b", "quant=fp8", "hardware=h100_sxm", "workload.isl=2000", "workload.osl=200")
 
@@ -18,6 +21,7 @@ SIZED = ("model=llama_3_8b", "quant=fp8", "hardware=h100_sxm", "workload.isl=200
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(screen, "_typed", {})  # how commands are named outlasts a call
     return tmp_path
 
 
@@ -54,6 +58,21 @@ def test_a_plan_is_a_record_a_text_and_a_page(folder):
 def test_faults_are_those_of_the_command(call, message):
     with pytest.raises(UserError, match=message):
         call()
+
+
+def test_commands_are_named_as_they_are_typed_here(monkeypatch):
+    """Without a clone's Makefile in this folder there is no `make`, in errors, texts and pages."""
+    with pytest.raises(UserError, match=r"/x' is not a file\. To write one: trtllm-pipelines init") as caught:
+        api.plan("config=x")
+    assert "make " not in str(caught.value)
+    with pytest.raises(UserError, match="trtllm-pipelines sweep quant=fp8,none"):
+        api.plan("quant=fp8,none")
+    shown = api.ShownRecord(None, "To run it: make build", lambda: Document("To run it: make build", "", (), (), ()))
+    assert repr(shown) == "To run it: trtllm-pipelines build"
+    assert "make build" not in page_of(shown)
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(UserError, match="make sweep quant=fp8,none"):
+        api.plan("quant=fp8,none")
 
 
 @pytest.mark.parametrize("target", ["benchmark", "all"])

@@ -47,6 +47,7 @@ def test_overrides_pass_unchanged():
 
 def test_config_takes_the_name_of_a_group():
     assert overrides_of("config", ["build", "quant=fp8"]) == ["build", "quant=fp8"]
+    assert overrides_of("config", ["quant=fp8", "build"]) == ["build", "quant=fp8"]
     with pytest.raises(UserError, match="'fp8' is not a valid override"):
         overrides_of("config", ["fp8"])
 

@@ -186,6 +186,12 @@ def test_a_folder_of_others_is_refused(tmp_path, monkeypatch):
         check_folders({"report.folder": tmp_path / "new" / "folder"})
 
 
+def test_nobody_makes_a_folder_in_proc():
+    """Root has every permission there, and the kernel says that the folder does not exist."""
+    with pytest.raises(UserError, match=r"paths\.store='/proc/x' is not writable"):
+        check_folders({"paths.store": Path("/proc/x")})
+
+
 @pytest.mark.parametrize("command", ["plan", "plan engine=tensorrt_llm hardware=h100_sxm", SIZE])
 @pytest.mark.parametrize("content", [None, "{", '{"schema": 0}'])
 def test_a_fit_that_cannot_be_read_is_refused_by_every_command(command, content, tmp_path, capsys, monkeypatch):

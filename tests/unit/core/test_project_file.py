@@ -84,6 +84,21 @@ def test_config_says_where_a_value_comes_from(project, capsys):
     assert shown.err == f"Settings of {file} apply.\n"
 
 
+def test_a_preset_that_conf_hides_is_named(project, capsys):
+    (project / "quant").mkdir()
+    (project / "quant" / "fp8.yaml").write_text("qformat: int8_sq\n")
+    assert main(["config", "quant=fp8"]) == 0
+    shown = capsys.readouterr()
+    assert "  qformat: fp8  #" in shown.out
+    assert "Not used, because the program has choices of the same name: quant/fp8.yaml.\n" in shown.err
+
+
+def test_no_file_is_named_as_the_word_for_none(project, capsys):
+    assert main(["init", "config=none"]) == 2
+    assert "config=none uses no file, so none can have that name" in " ".join(capsys.readouterr().err.split())
+    assert not (project / "below" / "none").exists()
+
+
 def test_config_shows_values_whose_keys_are_numbers(project, capsys):
     assert main(["config", "lora=adapters", "lora.adapters={1:/x}"]) == 0
     assert "  adapters:  # command line\n    1: /x\n" in capsys.readouterr().out

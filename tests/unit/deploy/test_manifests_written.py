@@ -40,6 +40,14 @@ def test_a_repository_from_elsewhere_becomes_an_overlay(tmp_path, capsys):
     assert f"kubectl apply -k {overlay}" in said
 
 
+def test_too_little_memory_is_said(tmp_path, capsys):
+    manifests(tmp_path, "cpu", "manifests.memory_gib=0.1")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "manifests.memory_gib=0.1 is less than the computed need of 3." in said
+    manifests(tmp_path, "cpu", "manifests.memory_gib=9")
+    assert "computed need" not in capsys.readouterr().out
+
+
 def test_a_second_run_touches_nothing(tmp_path, capsys):
     manifests(tmp_path, "cpu")
     before = content(tmp_path / "out")
@@ -173,6 +181,8 @@ def test_what_works_on_one_machine_only_is_refused(kind, override, message, tmp_
         (["manifests.slo_percent=90"], "manifests.slo_percent='90' is not valid"),
         (["manifests.storage=host_path"], "storage 'host_path' needs manifests.host_path=/folder/on/the/nodes"),
         (["manifests.host_path=/m"], "host_path '/m' goes only with manifests.storage=host_path, not 'claim'"),
+        (["manifests=hub", "manifests.fetch.hub=org/name@-x"], "manifests.fetch.hub='org/name@-x' is not valid"),
+        (["manifests=hub", "manifests.fetch.hub=-o/name"], "manifests.fetch.hub='-o/name' is not valid"),
         (["manifests.storage=empty_dir"], "storage 'empty_dir' needs manifests.fetch.hub=org/name"),
         (["manifests.fetch.hub=org/name"], "fetch goes only with manifests.storage=empty_dir, not 'claim'"),
         (["manifests.hf_token_secret=hub"], "hf_token_secret 'hub' is read by manifests.fetch alone"),

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.deploy.config import ManifestSettings
 from pipelines.doctor.kubernetes import probe_cluster
 from pipelines.doctor.versions import ProbeResult
 from pipelines.domain.errors import UserError
 from pipelines.settings.compose import load
+from tests.support.deployments import repository
+from tests.support.engine_folders import write_engine
 
 KUBERNETES = {"minor": "33", "gitVersion": "v1.33.4"}
 GROUPS = {
@@ -105,6 +108,22 @@ def test_secrets_and_claims_must_be_in_the_namespace(cluster) -> None:
     assert found["manifests.image_pull_secret"].status == "ok"
     assert found["serving.api_key"].value == "secret tiny-gemma-fp8-api-key is missing"
     assert (found["manifests.claim"].status, found["manifests.claim"].value) == ("bad", "pvc models is missing")
+
+
+def test_a_secret_is_looked_for_under_the_name_that_the_manifests_give_it(cluster, tmp_path) -> None:
+    """The plan's format, with the KV cache that is tuned; that of an engine or a repository built elsewhere."""
+    served = repository(tmp_path / "given", "gpu")
+    described = json.loads((served / "repository.json").read_text())
+    for words, named in (
+        (("engine=tensorrt_llm", "hardware=h100_sxm", "model=llama_3_8b", "quant=fp8"), "llama-3-8b-fp8-kv-fp8"),
+        ((f"engine.path={write_engine(tmp_path / 'engine')}", "quant=none"), "tiny-gemma-fp8"),
+        ((f"serving.repository={served}",), ManifestSettings().object_name(described["label"], described["variant"])),
+    ):
+        found = cluster("serving.api_key=true", *words)
+        assert found["serving.api_key"].value == f"secret {named}-api-key is missing"
+    (served / "repository.json").unlink()
+    found = cluster("serving.api_key=true", f"serving.repository={served}")
+    assert "has no complete repository.json" in found["secrets"].value
 
 
 @pytest.mark.parametrize(

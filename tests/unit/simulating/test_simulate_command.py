@@ -311,6 +311,25 @@ def test_a_token_budget_that_is_given_holds_for_every_engine_and_is_named_as_the
     assert "all prompts of a batch" not in out
 
 
+GPU = ("hardware=h100_sxm", "model=llama_3_8b", "quant=fp8", "workload=poisson")
+
+
+def test_a_run_that_ends_before_any_response_counts_as_a_whole(tmp_path):
+    """Within the 43 ms in which these requests arrive, none of them can end."""
+    made = simulated(tmp_path, *GPU, "benchmark.request_rate=100", "benchmark.num_requests=5")
+    for outcome in json.loads((made / "summary.json").read_text())["outcomes"]:
+        assert outcome["requests"] == 5
+        assert outcome["window"] > outcome["e2e"]["max"]
+        assert outcome["requests_rate"] == pytest.approx(5 / outcome["window"])
+
+
+@pytest.mark.parametrize("more", [(), ("simulator.drawn=0.5",)])
+def test_a_request_that_comes_late_is_drawn(tmp_path, more):
+    """The first one arrives after 1 s and takes 0.3 s; a picture that ends before it has an empty queue."""
+    made = simulated(tmp_path, *GPU, "benchmark.request_rate=0.05", "benchmark.num_requests=1", *more)
+    assert (made / "slots.png").is_file()
+
+
 def test_a_load_far_above_capacity_says_so(tmp_path, capsys):
     words = ("workload=poisson", "workload.osl=10")
     made = simulated(tmp_path, *words, "benchmark.request_rate=364", "benchmark.num_requests=200")

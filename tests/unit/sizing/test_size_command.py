@@ -96,6 +96,9 @@ def test_a_day_is_replayed_and_drawn(tmp_path, capsys):
     day = json.loads((answer_folder(tmp_path) / "answer.json").read_text())["day"]
     assert day["autoscaled"]["gpu_hours"] < day["fixed"]["gpu_hours"]
     assert (answer_folder(tmp_path) / "day.png").is_file()
+    assert size(tmp_path, *ASKED, *words, "sizing.autoscaling.least=500") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"least=500 is more than the (\d+) instances of the fixed fleet.* Lower it to \1 or less", said)
 
 
 def test_the_table_has_the_same_columns_for_every_option(tmp_path):

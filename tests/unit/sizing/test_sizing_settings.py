@@ -19,6 +19,8 @@ def sizing(*overrides):
         (["average_rate=64"], 77, "P95 of Poisson arrivals in one second"),
         (["average_rate=64", "peak_percentile=50"], 64, "P50 of Poisson"),
         (["average_rate=7"], 12, "P95"),
+        (["average_rate=0.06"], 1, "P95 of Poisson arrivals in one second"),
+        (["average_rate=0.01"], 1, "P95 of Poisson arrivals in one second is 0, but a request takes one"),
         (["average_rate=40", "peak_factor=1.5"], 60, "1.5 x the average"),
         (["peak_rate=31"], 31, "as given"),
         (["average_rate=20", "peak_rate=31"], 31, "as given"),

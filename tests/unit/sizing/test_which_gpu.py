@@ -78,7 +78,8 @@ def test_one_price_is_that_of_every_gpu(tmp_path, capsys):
     [
         (["hardware=[t4]"], "T4 is too old for TensorRT-LLM: compute capability 7.5. It needs 8.0"),
         (["hardware=[h100_smx,l40s]"], "hardware=h100_smx is not known. .* Did you mean 'h100_sxm'?"),
-        (["hardware=[]"], "hardware= is not known. Choose one of a10,"),
+        (["hardware=[]"], r"'hardware=\[\]' has no GPU in it. Name those"),
+        (["hardware=[l40s,]"], r"'hardware=\[l40s,\]' has an empty name in it. Name those"),
         (["hardware=h100_sxm,l40s"], "names several GPUs, but this command takes one. To choose among them: make size"),
         (
             ["hardware=[l40s]", "sizing.rate=3"],
@@ -108,6 +109,9 @@ def test_another_group_takes_one_choice_and_says_how_to_run_several(capsys):
     assert "'quant=fp8,none' has several values, but this command takes one" in said
     assert main(["plan", "hardware=[l40s,h100_sxm]"]) == 2
     assert "make size 'hardware=[l40s,h100_sxm]'" in " ".join(capsys.readouterr().err.split())
+    assert main(["plan", "hardware=[l40s]"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "'hardware=[l40s]' is a list, and one choice is taken. Write hardware=l40s" in said
 
 
 def test_one_gpu_is_no_list():
