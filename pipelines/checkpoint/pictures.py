@@ -237,7 +237,10 @@ def decode(content: bytes) -> Array:
             _check_size(image.height, image.width)
             if getattr(image, "is_animated", False) and image.format in ("PNG", "WEBP"):
                 raise BadPictureError("is animated; send one frame of it.")
-            return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+            turned = ImageOps.exif_transpose(image)
+            if turned.mode.startswith("I"):  # 16 bits of grey, which Pillow cuts at 255 instead of dividing them
+                turned = Image.fromarray((np.asarray(turned) >> 8).astype(np.uint8))
+            return np.asarray(turned.convert("RGB"))
     except UnidentifiedImageError:
         raise BadPictureError(f"is none: its {len(content):,} bytes are no {', '.join(FORMATS)}.") from None
     except Image.DecompressionBombError:  # by the sizes in the file, before it can be asked for them

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pipelines.settings.base import Group
 
@@ -39,6 +40,16 @@ class AcceptedSettings(Group):
     metric: str
     since: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d")]
     reason: Annotated[str, Field(min_length=1)]
+
+    @field_validator("since")
+    @classmethod
+    def _in_utc(cls, since: str) -> str:
+        """Return the time as nights have theirs, so that the texts can be compared."""
+        try:
+            time = datetime.fromisoformat(since)
+        except ValueError as error:
+            raise ValueError(f"'{since}' is no ISO date or time: {error}") from None
+        return (time.astimezone(UTC).replace(tzinfo=None) if time.tzinfo else time).isoformat()
 
 
 class PinnedSettings(Group):

@@ -36,7 +36,7 @@ from pipelines.nightly.config import NightlySettings
 from pipelines.nightly.matrix import NightlyCell, cells, own_overrides
 from pipelines.nightly.sentences import History, by_reason, causes, headline
 from pipelines.nightly.trend import trend_document
-from pipelines.nightly.verdict import NightVerdict, is_suspect, judge
+from pipelines.nightly.verdict import NightVerdict, is_suspect, judge, without_effect
 from pipelines.plan.plan import make_plan
 from pipelines.run.runner import git_commit
 from pipelines.settings.compose import load
@@ -244,6 +244,7 @@ def run(overrides: Sequence[str]) -> int:
                 todo="Measure first (make nightly), or choose the folder of a history: nightly.history=/some/folder",
             )
         run_id = read.records[-1].run
+    read = replace(read, notes=(*read.notes, *without_effect(read.records, settings.nightly.expect)))
     verdict = judge(read.records, run_id, settings.nightly)
     folder = settings.report.folder / f"nightly-{settings.nightly.name}"
     paths = write_document(trend_document(history, read, verdict, settings.nightly), folder)

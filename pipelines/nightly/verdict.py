@@ -11,6 +11,8 @@ from functools import cache
 from typing import Literal
 
 from eval.verdict import UNMEASURED, Verdict
+from pipelines.domain.formats import QFormat
+from pipelines.domain.metrics import FIGURES
 from pipelines.nightly.accuracy import (
     Record,
     Regression,
@@ -274,6 +276,27 @@ def restarts_of(nights: Sequence[Record], metric: str, expect: ExpectSettings) -
         if fnmatchcase(nights[-1].cell, accepted.cell) and fnmatchcase(metric, accepted.metric)
     )
     return frozenset(place for place in firsts if place is not None)
+
+
+def without_effect(records: Sequence[Record], expect: ExpectSettings) -> tuple[str, ...]:
+    """Describe the expectations that match nothing in a history: a mistyped one would be met every night."""
+    metrics = {(record.cell, metric) for record in records for metric in (*record.metrics, "status", "accuracy")}
+    faults = [
+        f"{kind} {{cell: {each.cell}, metric: {each.metric}}}"
+        for kind, entries in (("accepted", expect.accepted), ("pinned", expect.pinned))
+        for each in entries
+        if not any(fnmatchcase(cell, each.cell) and fnmatchcase(metric, each.metric) for cell, metric in metrics)
+    ]
+    known = {base_name(metric) for _, metric in metrics} | ExpectSettings().floor_percent.keys() | FIGURES.keys()
+    faults += [f"floor_percent.{name}" for name in expect.floor_percent if name not in known]
+    formats = {name for record in records for name in (record.precision, f"{record.model} {record.precision}")}
+    bare = {name.partition("-")[0] for name in formats}  # a limit of fp8 is none of fp8-kv_fp8
+    faults += [
+        f"accuracy_loss_percent.{name}"
+        for name in expect.accuracy_loss_percent
+        if name not in formats and (name in bare or name.split()[-1].partition("-")[0] not in set(QFormat))
+    ]
+    return tuple(f"nightly.expect.{fault} matches nothing in the history, so it has no effect." for fault in faults)
 
 
 def _worse(line: Series) -> list[Regression]:

@@ -94,6 +94,16 @@ def test_a_camera_held_upright_is_turned() -> None:
     assert decode(file("JPEG", exif=exif)).shape == (9, 7, 3)
 
 
+def test_grey_of_16_bits_is_divided_and_not_cut() -> None:
+    """Pillow alone makes white of everything above 255."""
+    from PIL import Image
+
+    grey = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    written = io.BytesIO()
+    Image.fromarray(grey).save(written, "PNG")
+    assert (decode(written.getvalue()) == (grey >> 8)[..., None]).all()
+
+
 def animated(kind: str) -> bytes:
     from PIL import Image
 

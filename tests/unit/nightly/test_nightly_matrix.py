@@ -61,6 +61,10 @@ def test_a_word_that_is_no_override():
         ("nightly.matrix.quant=[]", r"matrix\.quant=\[\], which is no cell"),
         ("nightly.cells=[{when:{qant:fp8},set:[]}]", r"'qant', which is no axis; axes are model, quant, workload"),
         ("nightly.expect.accepted=[{cell:a,metric:b,since:soon,reason:c}]", r"since='soon' is not valid"),
+        (
+            "nightly.expect.accepted=[{cell:a,metric:b,since:2026-13-45,reason:c}]",
+            "'2026-13-45' is no ISO date",
+        ),
     ],
 )
 def test_a_mistake_in_the_group_is_named(override, message):

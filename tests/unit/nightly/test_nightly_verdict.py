@@ -6,9 +6,11 @@ import pytest
 
 from eval.verdict import Verdict
 from pipelines.nightly.accuracy import limit_verdict
+from pipelines.nightly.config import ExpectSettings
 from pipelines.nightly.nightly_command import summary, words
 from pipelines.nightly.sentences import History, causes, headline
-from pipelines.nightly.verdict import is_suspect, judge, nights_before
+from pipelines.nightly.verdict import is_suspect, judge, nights_before, without_effect
+from pipelines.settings.compose import load as load_settings
 from tests.support.nights import accuracy, load, night, nightly_settings
 
 RATES = (1000.0, 1002.0, 998.0, 1001.0, 999.0, 1000.0, 1003.0, 997.0)
@@ -266,3 +268,33 @@ def test_what_looks_worse_is_measured_again_and_the_median_counts():
 
 def test_what_another_benchmark_cannot_answer_is_not_measured_again():
     assert not is_suspect(BEFORE, night(8, sizes={"engine_bytes": 8_000_000}), SETTINGS, 1)
+
+
+def test_expectations_that_match_nothing_are_named():
+    """A mistyped limit would be met every night."""
+    accepted, pinned = {"since": "2026-11-09", "reason": "x"}, {"worst": 1, "reason": "x"}
+    expect = ExpectSettings.model_validate({
+        "accepted": [accepted | {"cell": "*", "metric": "status"}, accepted | {"cell": "tiny_gema *", "metric": "*"}],
+        "pinned": [pinned | {"cell": "* fp8 *", "metric": "ttft_p50_s *"}, pinned | {"cell": "*", "metric": "ttft50"}],
+        "floor_percent": {"ttft_p99_s": 5, "build_s": 9, "itl_50_s": 3},
+        "accuracy_loss_percent": {"fp8": 1, "int8_sq": 1, "tiny_gemma fp8": 1, "fp88": 1},
+    })  # fmt: skip
+    assert [text.removesuffix(" matches nothing in the history, so it has no effect.") for text in
+            without_effect(BEFORE, expect)] == [
+        "nightly.expect.accepted {cell: tiny_gema *, metric: *}",
+        "nightly.expect.pinned {cell: *, metric: ttft50}",
+        "nightly.expect.floor_percent.itl_50_s",
+        "nightly.expect.accuracy_loss_percent.fp88",
+    ]  # fmt: skip
+    tuned = without_effect([night(1, precision="fp8-kv_fp8")], nightly_settings().expect)
+    assert tuned == ("nightly.expect.accuracy_loss_percent.fp8 matches nothing in the history, so it has no effect.",)
+    for preset in ("cpu", "gpu"):
+        assert without_effect(BEFORE, load_settings([f"nightly={preset}"]).nightly.expect) == ()
+
+
+@pytest.mark.parametrize("since", ["2026-11-09T04:30:00+02:00", "2026-11-09 02:30", "2026-11-09"])
+def test_an_accepted_time_is_compared_in_utc(since):
+    accepted = {"cell": "*", "metric": "*", "since": since, "reason": "new scheduler"}
+    assert verdict(night(8, 800.0), settings=nightly_settings(expect={"accepted": [accepted]})).exit_code == 0
+    late = nightly_settings(expect={"accepted": [accepted | {"since": "2026-11-09T03:30:00+00:30"}]})
+    assert verdict(night(8, 800.0), settings=late).exit_code == 3
