@@ -457,6 +457,7 @@ def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
         say("      give manifests.image=REGISTRY/NAME:TAG")
     if settings.operator == "dynamo":
         say(f"note: Dynamo's workers of {deployed.image_reference}, not run here; its operator must be in the cluster")
+        say("note: HPA, alerts and NetworkPolicy are not written")
         say(f"note: clients reach the Service {deployed.name}-frontend, port {dynamo.PORT}, which asks for no password")
     elif served.llm_api is not None:
         say(f"note: trtllm-serve of {deployed.image_reference}, not run here; without HPA and alerts")

@@ -30,6 +30,9 @@ def dynamo_faults(deployed: ClusterDeployment) -> Iterator[Fault]:
     elif deployed.settings.kv_routing and not llm_api.get("kv_cache_config", {}).get("enable_block_reuse", True):
         what = "manifests.kv_routing=true has no effect: the repository's enable_block_reuse is false."
         yield Fault(what, todo="Write it again without reuse=none, or leave out manifests.kv_routing.")
+    if deployed.cluster.disaggregated and deployed.settings.replicas > 1:
+        what = f"manifests.replicas={deployed.settings.replicas} has no effect beside cluster.prefill and decode."
+        yield Fault(what, todo="Leave it out; these two are the numbers of workers.")
 
 
 def option_files(deployed: ClusterDeployment) -> dict[str, str]:

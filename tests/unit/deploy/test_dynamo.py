@@ -118,6 +118,9 @@ def test_what_does_not_go_together_is_refused(tmp_path):
         ManifestSettings(kv_routing=True)
     with pytest.raises(UserError, match=r"cluster\.prefill=1 has no effect on manifests\.operator=none"):
         manifests(tmp_path, "llm_api", "cluster.prefill=1", "cluster.decode=1")
+    workers = ("cluster.prefill=1", "cluster.decode=1", "manifests.replicas=3")
+    with pytest.raises(UserError, match=r"manifests\.replicas=3 has no effect beside cluster\.prefill and decode"):
+        manifests(tmp_path, "llm_api", "manifests.operator=dynamo", *workers)
 
 
 def test_it_says_what_the_cluster_needs(tmp_path, capsys):
@@ -126,6 +129,7 @@ def test_it_says_what_the_cluster_needs(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "tensorrtllm-runtime:1.5.0, not run here; its operator must be in the cluster" in said
     assert "Service llama-3-8b-fp8-frontend, port 8000" in said
+    assert "HPA, alerts and NetworkPolicy are not written" in said
 
 
 @pytest.mark.parametrize(
