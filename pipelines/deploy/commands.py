@@ -390,6 +390,7 @@ def _shared(made: Object) -> dict[str, str]:
         "manifests.route.name": about["name"],
         "manifests.namespace": about.get("namespace", "null"),
         "manifests.route.gateway": made["spec"]["parentRefs"][0]["name"],
+        "manifests.route.hostname": made["spec"].get("hostnames", ["null"])[0],
     }
 
 

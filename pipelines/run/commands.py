@@ -90,6 +90,8 @@ def serve(overrides: Sequence[str]) -> int:
     from pipelines.serving import foreground  # with the server's processes
 
     settings = load(overrides)
+    if unused := settings.serving.unused_port:
+        warn(unused)
     folder = settings.serving.repository
     if folder is None:
         *_, ran = run_to("serve", overrides)

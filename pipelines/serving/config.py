@@ -151,6 +151,13 @@ class ServingSettings(Group):
         return dict.fromkeys(own, self.triton_host) | (front if self.front else {})
 
     @property
+    def unused_port(self) -> str:
+        """What to say of a port that is given for a service that does not run; empty if there is none."""
+        if self.openai_port is None or "openai_port" in self.listens_on:
+            return ""
+        return f"serving.openai_port={self.openai_port} is not used: its service runs with serving.openai=true."
+
+    @property
     def on_free_ports(self) -> ServingSettings:
         """The same on any free ports, for a server that only this program asks."""
         return self.model_copy(update=dict.fromkeys(USUAL_PORTS))

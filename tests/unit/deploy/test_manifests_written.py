@@ -237,6 +237,7 @@ def test_two_versions_of_a_route_have_one_port(tmp_path, capsys):
             [beside.replace("llm", "lim")],
             r"route\.name=lim, but .*beside=old has llm \(.*same: manifests.route",
         ),
+        ([beside.replace("weight", "hostname: a.org, weight")], r"hostname=a\.org, but .*beside=old has null"),
         ([beside.replace("public", "publik")], r"gateway=publik, but .*beside=old has public"),
         ([beside, "manifests.namespace=other"], r"namespace=other, but .*beside=old has null"),
     ):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.cli.main import main
 from pipelines.serving.command_lines import Ranks, server_command
 from pipelines.serving.config import ServingSettings
 
@@ -108,3 +109,11 @@ def test_off_loopback_the_dangerous_endpoints_need_a_key_that_nobody_has(flag: s
     assert first.startswith(f"{flag}=shared-memory,model-repository,trace,logging:admin-key=")
     assert first != second
     assert not any(part.startswith(flag) for part in command(host="127.0.0.2"))
+
+
+def test_a_port_of_a_service_that_does_not_run_is_said(tmp_path, capsys):
+    assert main(["serve", "serving.openai_port=9100", f"serving.repository={tmp_path / 'none'}"]) == 2
+    said = " ".join(capsys.readouterr().out.split())
+    assert "serving.openai_port=9100 is not used: its service runs with serving.openai=true" in said
+    for runs in ({"openai": True}, {"host": "0.0.0.0"}, {"server": "trtllm_serve"}):
+        assert ServingSettings(openai_port=9100, **runs).unused_port == ""
