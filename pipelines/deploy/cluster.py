@@ -311,7 +311,7 @@ def _faults(settings: Settings, target: ScriptTarget) -> Iterator[Fault]:
         yield from leader_faults(settings.serving, target.num_nodes)
     if cluster.kind == "mpi" and len(cluster.hosts) != target.num_nodes:
         yield Fault(
-            f"cluster.hosts names {len(cluster.hosts)} machines; the server needs {target.num_nodes}.",
+            f"cluster.hosts names {count(len(cluster.hosts), 'machine')}; the server needs {target.num_nodes}.",
             todo="Name one host per node: 'cluster.hosts=[gpu1,gpu2]', and set triton.num_nodes.",
         )
     if cluster.kind == "mpi" and cluster.image is not None:

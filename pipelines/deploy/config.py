@@ -68,9 +68,11 @@ class ClusterSettings(Group):
         return self.prefill + self.decode > 0
 
     @model_validator(mode="after")
-    def _has_both(self) -> ClusterSettings:
+    def _goes_together(self) -> ClusterSettings:
         if bool(self.prefill) != bool(self.decode):
             raise ValueError(f"has prefill={self.prefill} and decode={self.decode}: both are 0, or both at least 1")
+        if twice := [host for host in self.hosts if self.hosts.count(host) > 1]:
+            raise ValueError(f"has {twice[0]} twice in hosts: each is a node of its own")
         return self
 
     @field_validator("env")

@@ -191,7 +191,8 @@ def test_what_a_person_changed_is_never_overwritten(tmp_path):
     ("overrides", "message"),
     [
         ([], r"cluster=none needs no scripts\. Choose one of slurm, mpi"),
-        (["cluster=mpi", "cluster.hosts=[a]"], r"cluster\.hosts names 1 machines; the server needs 2"),
+        (["cluster=mpi", "cluster.hosts=[a]"], r"cluster\.hosts names 1 machine; the server needs 2"),
+        (["cluster=mpi", "cluster.hosts=[a,a]"], r"cluster has a twice in hosts: each is a node of its own"),
         (["cluster=slurm", "serving.multi_gpu=orchestrator"], r"multi_gpu=orchestrator spawns ranks on one node"),
         (["cluster=slurm", "hardware=l4", "hardware.gpus_per_server=2"], r"has 2\. Set triton\.num_nodes=4"),
         (["cluster=mpi", "cluster.hosts=[a,b]", "cluster.image=x"], r"cluster\.image is for Slurm"),
