@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ _PART = 4096
 _GROWTH = 1.5
 _GROWTH_LEAST_NS = 20_000_000
 _HALF_LEAST = 8
+_ENDED = 0.98
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,20 @@ def growth_note(requests: RequestColumns, window: Window) -> str:
     return (
         f"The queue grew: median wait {early / 1e6:.0f} ms in the first half of the window, {late / 1e6:.0f} ms in the "
         "second. The server does not keep up with this rate."
+    )
+
+
+def cold_note(requests: RequestColumns, window: Window) -> str:
+    """Return a note if requests of an open loop took longer than its warm-up, so that fewer ended than were sent."""
+    fine, begin = requests.fine(), window[0]
+    sent = fine & (begin <= requests.due) & (requests.due < window[1])
+    ended, count = int((fine & (begin <= requests.end) & (requests.end < window[1])).sum()), int(sent.sum())
+    if ended >= _ENDED * count or float(requests.e2e()[sent].mean()) <= begin:
+        return ""
+    slowest = math.ceil(float(requests.e2e()[sent].max()) / SECOND)
+    return (
+        f"Requests took longer than the warm-up of {begin / SECOND:.3g} s: {count:,} were sent in the window and "
+        f"{ended:,} ended in it, so rates are too low. Set benchmark.warmup_s={slowest} or more."
     )
 
 

@@ -36,7 +36,7 @@ from pipelines.loadgen.config import (
     WorkloadSettings,
     load_faults,
 )
-from pipelines.loadgen.health import growth_note, judge, other_work, stored, tail_note
+from pipelines.loadgen.health import cold_note, growth_note, judge, other_work, stored, tail_note
 from pipelines.loadgen.level import INTERRUPTED, REFUSED, BenchmarkContext, LevelOutcome, run_level, three_digits
 from pipelines.loadgen.openai_endpoint import OpenAiEndpoint
 from pipelines.loadgen.plan import PlannedLevel, is_whole, loads
@@ -429,6 +429,8 @@ def _notes(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome) -
         notes.append("The window ended early: the queue grew without bound, so the server does not keep up.")
     elif load.concurrency is None and (grown := growth_note(outcome.requests, outcome.window)):
         notes.append(grown)
+    elif load.concurrency is None and not is_whole(bench.workload, bench.settings):
+        notes += filter(None, [cold_note(outcome.requests, outcome.window)])
     notes += [f"First error of kind {kind}: {text[:200]}" for kind, text in sorted(outcome.messages.items())]
     if fault := outcome.server["metrics"].get("fault"):
         notes.append(f"The server's metrics could not be read: {fault}.")

@@ -107,6 +107,17 @@ def test_an_open_loop_keeps_its_schedule_whatever_the_server_does(tmp_path: Path
     assert any("The queue grew" in note for note in level.notes)
 
 
+@pytest.mark.parametrize(("warmup_s", "said"), [(0.2, True), (1.5, False)])
+def test_answers_that_take_longer_than_the_warm_up_are_said(tmp_path: Path, warmup_s: float, said: bool) -> None:
+    """Answers of 1 s: without as much warm-up, none ends in the first 0.8 s of the window, at 20 served per second."""
+    with running("--ttft-ms", "250", "--itl-ms", "250") as server:
+        how = {"request_rate": 20, "duration_s": 2.0, "warmup_s": warmup_s}
+        (level,) = measure(server.url, tmp_path, {"arrival": "constant"}, **how).levels
+    notes = [note for note in level.notes if "Requests took longer than the warm-up of 0.2 s" in note]
+    assert len(notes) == said
+    assert all("Set benchmark.warmup_s=2 or more." in note for note in notes)
+
+
 def test_two_processes_measure_one_load(tmp_path: Path) -> None:
     """Every index once, on one clock."""
     with running("--ttft-ms", "5") as server:
