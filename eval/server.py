@@ -10,7 +10,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -80,8 +80,7 @@ def _read_top_logprobs(reply: Json, length: int, top: int) -> Json:
         logprobs = [[float(score) for _, score in place] for place in best]
     if (fewest := min(map(len, ids), default=top)) < top:
         raise UserError(f"The server returned {fewest} log probabilities of {top} at a position.", todo=TOP_TODO)
-    if wrong := [score for score in chain(own, *logprobs) if not math.isfinite(score)]:
-        raise _not_finite(wrong[0])
+    _check_log_probabilities(chain(own, *logprobs))
     return {"ids": ids, "logprobs": logprobs, "own": own}
 
 
@@ -98,17 +97,27 @@ def _read_score(reply: Json, context: int, length: int) -> tuple[float, bool]:
         scores, places = _echoed(reply, length)
         own = [float(score) for score in scores[context:length]]
         greedy = all(score == max(top.values()) for score, top in zip(own, places[context:length], strict=True))
-    if wrong := [score for score in own if not math.isfinite(score)]:
-        raise _not_finite(wrong[0])
+    _check_log_probabilities(own)
     return sum(own), greedy
 
 
-def _not_finite(score: float) -> UserError:
-    return UserError(
-        f"The server returned {score} as a log probability.",
-        allowed="It must be a finite number.",
-        todo="A model whose logits overflow gives such numbers: make diagnose eval.url=... finds the stage.",
-    )
+ROUNDING = 1e-3
+"""How far above 0 rounding may take a log probability."""
+
+
+def _check_log_probabilities(scores: Iterable[float]) -> None:
+    for score in scores:
+        if not math.isfinite(score):
+            todo = "A model whose logits overflow gives such numbers: make diagnose eval.url=... finds the stage."
+        elif score > ROUNDING:
+            todo = "The server returns probabilities, logits or negated values instead; it cannot be scored."
+        else:
+            continue
+        raise UserError(
+            f"The server returned {score} as a log probability.",
+            allowed="It must be a finite number of at most 0.",
+            todo=todo,
+        )
 
 
 def _read_text(reply: Json) -> str:
@@ -302,10 +311,12 @@ class OpenAiServer:
             reply = json.loads(raw)
         except ValueError:
             reply = None
-        if status == http.HTTPStatus.OK and isinstance(reply, dict):
+        ok = status == http.HTTPStatus.OK
+        if ok and isinstance(reply, dict) and not (reply.get("error") or reply.get("object") == "error"):
             return reply
         reason = stated_reason(raw).rstrip(".")[:500] or "without a reason"
-        if status in FOR_THE_MOMENT or status == http.HTTPStatus.OK:
+        if status in FOR_THE_MOMENT or (ok and not isinstance(reply, dict)):
+            connection.close()  # the server may close it during the wait, which would cost the next attempt
             raise ForTheMoment(f"HTTP status {status}, {reason}", _seconds(response.headers.get("Retry-After")))
         todo = "Check eval.url and eval.model."
         if body and body.get("echo"):

@@ -175,6 +175,17 @@ def test_a_server_that_limits_its_rate_is_asked_again_when_it_says(stand, tmp_pa
     assert waits == [7.0, 7.0]
 
 
+def test_a_connection_that_is_closed_during_the_wait_costs_no_attempt(stand, tmp_path, monkeypatch) -> None:
+    """Uvicorn closes idle ones after 5 s; then the reason shown would be a broken pipe."""
+    made = stand(lambda request, number: (503, {}, b"busy") if number == 1 else echo(request, number))
+    closed, close = threading.Event(), made._server.shutdown_request
+    monkeypatch.setattr(made._server.RequestHandlerClass, "timeout", 0.05)
+    monkeypatch.setattr(made._server, "shutdown_request", lambda request: (close(request), closed.set()))
+    server, _ = client(made, tmp_path, attempts=2)
+    server.sleep = lambda _: closed.wait(30)
+    assert server.write(["p"], GREEDY, [], SilentProgress()) == ["<p>"]
+
+
 def test_waits_grow_where_the_server_says_nothing(stand, tmp_path) -> None:
     def reply(request: dict[str, Any], number: int) -> Any:
         return (503, {}, b"busy") if number < 5 else echo(request, number)
@@ -223,6 +234,15 @@ def test_a_page_is_no_answer_of_a_dead_server(stand, tmp_path) -> None:
     server, _ = client(stand(lambda *_: (200, {}, b"<html>")), tmp_path, attempts=2)
     with pytest.raises(UserError, match=r"in JSON in 2 attempts: HTTP status 200, <html>\..*Check eval\.url and give"):
         server.write(["p"], GREEDY, [], SilentProgress())
+
+
+@pytest.mark.parametrize(
+    "body", [{"error": {"message": "no such adapter"}}, {"object": "error", "message": "no such adapter", "code": 400}]
+)
+def test_an_error_with_status_200_is_shown_at_once(stand, tmp_path, body) -> None:
+    made = stand(lambda *_: (200, {}, body))
+    with pytest.raises(UserError, match=r"refused a request with HTTP status 200: no such adapter\."):
+        client(made, tmp_path)[0].write(["p"], GREEDY, [], SilentProgress())
 
 
 def test_a_refusal_is_shown_at_once(stand, tmp_path) -> None:
@@ -323,6 +343,14 @@ def as_nan(reply: dict[str, Any]) -> None:
     reply["choices"][0]["logprobs"]["token_logprobs"][1] = float("nan")
 
 
+def as_probabilities(reply: dict[str, Any]) -> None:
+    reply["choices"][0]["logprobs"]["token_logprobs"][1] = 0.25
+
+
+def rounded(reply: dict[str, Any]) -> None:
+    reply["choices"][0]["logprobs"]["token_logprobs"][1] = 1e-6
+
+
 @pytest.mark.parametrize(
     ("change", "top", "said"),
     [
@@ -331,6 +359,7 @@ def as_nan(reply: dict[str, Any]) -> None:
         (without_the_prompt, 3, "1 log probabilities for 3 tokens"),
         (as_text, 3, "' the' is not of the form token_id:5"),
         (as_nan, 3, "The server returned nan as a log probability"),
+        (as_probabilities, 3, r"The server returned 0\.25 as a log probability\. It must be .* at most 0"),
         (lambda _: None, 5, "returned 3 log probabilities of 5 at a position"),
     ],
 )
@@ -342,6 +371,25 @@ def test_a_server_without_the_likeliest_tokens_is_refused(stand, tmp_path, chang
 
     with pytest.raises(UserError, match=said):
         client(stand(reply), tmp_path)[0].top_logprobs([(2, 7, 8)], top, SilentProgress())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(as_nan, "returned nan as"), (as_probabilities, r"returned 0\.25 as a log probability\. It must be .* at most 0")],
+)
+def test_numbers_that_are_no_log_probabilities_are_not_scored(stand, tmp_path, change, said) -> None:
+    """Above 0 are probabilities, logits or negated values; above it by rounding is 0."""
+
+    def reply(request: dict[str, Any], number: int, change: Any = change) -> Any:
+        status, headers, body = scored(request, number)
+        change(body)
+        return status, headers, body
+
+    with pytest.raises(UserError, match=said):
+        client(stand(reply), tmp_path)[0].loglikelihood([((2,), (7, 8))], SilentProgress())
+    made = stand(lambda request, number: reply(request, number, rounded))
+    ((score, _),) = client(made, tmp_path)[0].loglikelihood([((2,), (7, 8))], SilentProgress())
+    assert score == pytest.approx(-8, abs=1e-5)
 
 
 def test_a_refusal_of_so_many_log_probabilities_says_what_to_change(stand, tmp_path) -> None:
