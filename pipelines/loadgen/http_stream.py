@@ -95,9 +95,9 @@ class HttpReply:
         Raises:
             ValueError, TypeError, AttributeError: it is not as OpenAI defines it.
         """
-        if usage := event.get("usage"):
-            self.usage = _counts(usage)
-        if fault := event.get("error"):
+        if (usage := event.get("usage")) and "completion_tokens" in (counts := _counts(usage)):
+            self.usage = counts
+        if fault := event.get("error") or (event.get("object") == "error" and event):
             stated = fault if isinstance(fault, dict) else {"message": fault}
             message, code = str(stated.get("message") or stated), stated.get("code")
             kind = _kind(code) if isinstance(code, int) else classify(message)
@@ -141,7 +141,8 @@ class _Protocol(asyncio.Protocol):
         self.transport: Any = None
         self.reply: HttpReply | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._rest = b""
+        self._rest = self._data = b""
+        """A line that has not ended, and the lines of an event that are no JSON yet."""
         self._events = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -163,14 +164,16 @@ class _Protocol(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         reply = self.reply
         if reply is not None and not reply.ended.done():
-            if reply.body and "content-length" not in reply.headers and "transfer-encoding" not in reply.headers:
+            closed = reply.body or (self._events and error is None)
+            if closed and "content-length" not in reply.headers and "transfer-encoding" not in reply.headers:
                 self.on_message_complete()  # this body ends with the connection
             else:
+                self._end_event()
                 reply.ended.set_result(None)
         self.transport = None
 
     def on_message_begin(self) -> None:
-        self._rest = b""
+        self._rest = self._data = b""
 
     def on_header(self, name: bytes, value: bytes) -> None:
         assert self.reply is not None
@@ -187,23 +190,36 @@ class _Protocol(asyncio.Protocol):
         if not self._events:
             reply.body += body
             return
+        if b"\r" in body:
+            body = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *lines, self._rest = (self._rest + body).split(b"\n") if self._rest else body.split(b"\n")
         for line in lines:
+            if not line:
+                self._end_event()
             if not line.startswith(b"data:"):
                 if not line.startswith(_BOM + b"data:"):  # it may be before the first event
                     continue  # comments, names of events and the empty lines between them
                 line = line.removeprefix(_BOM)
             data = line[5:].strip()
             if data == b"[DONE]":
+                self._end_event()
                 reply.done = True
-            elif data:
-                self._take(data)
+            elif data:  # with nearly every server a line is an event
+                self._data += data
+                if self._take(self._data, whole=False):
+                    self._data = b""
+
+    def _end_event(self) -> None:
+        if self._data:
+            self._take(self._data)
+        self._data = b""
 
     def on_message_complete(self) -> None:
         reply = self.reply
         if reply is None or reply.ended.done() or reply.status in (100, 102, 103):
             return
         reply.whole = True
+        self._end_event()
         if not self._events and reply.status < 300:
             reply.done = self._take(reply.body)
         elif self._events and (reply.usage is not None or reply.finished):
@@ -213,8 +229,8 @@ class _Protocol(asyncio.Protocol):
             self.transport = None
         reply.ended.set_result(None)
 
-    def _take(self, data: bytes) -> bool:
-        """Read JSON and return whether it is as it should be."""
+    def _take(self, data: bytes, *, whole: bool = True) -> bool:
+        """Read JSON and return whether it is as it should be; that more lines may follow is no fault."""
         reply = self.reply
         assert reply is not None
         why = ""
@@ -227,7 +243,7 @@ class _Protocol(asyncio.Protocol):
             why = f" ({error})"
         except (AttributeError, TypeError):
             pass
-        if self._events or "json" in reply.media:
+        if whole and (self._events or "json" in reply.media):
             what = "event" if self._events else "answer"
             reply.fault = "invalid", f"invalid {what}{why}: {_plain(data.decode(errors='replace'), 80)}"
         return False

@@ -323,6 +323,12 @@ def events(*events: object, start: bytes = b"", end: bytes = b"data: [DONE]\n\n"
     return http(start + body + end, media or "text/event-stream")
 
 
+def split(*events: object) -> bytes:
+    """Write each event on several lines."""
+    lines = (json.dumps(event, indent=1).encode().replace(b"\n", b"\ndata: ") for event in events)
+    return b"".join(b"data: " + each + b"\n\n" for each in lines)
+
+
 A, B = {"choices": [{"text": " a"}]}, {"choices": [{"text": " b", "finish_reason": "length"}]}
 USED = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}
 
@@ -335,11 +341,14 @@ USED = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}
         events(A | {"error": None, "usage": None}, B, USED),
         events(A, B, USED, start=b"\xef\xbb\xbf"),
         events(A, B, USED).replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"Content-Length", b"X-Was"),
+        events(A, B, USED, end=b"").replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"Content-Length", b"X-Was"),
         events(A, B, USED).replace(b"Content-Type", b"X-Big: " + b"a" * 100_000 + b"\r\nContent-Type"),
+        http((b": ping\nevent: x\n" + split(A, B, USED)), "text/event-stream"),
+        http(split(A, B, USED).replace(b"\n", b"\r"), "text/event-stream"),
     ],
 )
 def test_answers_of_other_servers_are_read(raw: bytes) -> None:
-    """Letter case, no [DONE], `"error": null`, a byte order mark, HTTP/1.0, a huge header: two tokens by 9."""
+    """Letter case, no [DONE], `"error": null`, a byte order mark, HTTP/1.0, a huge header, lines: two tokens by 9."""
     row, words, _ = asked(raw)
     assert (row[-1], words, row[5], row[6], len(row[7])) == (None, "", 9, 2, 2)
 
@@ -364,6 +373,9 @@ def test_an_answer_without_counts_and_done_ends_with_its_finish_reason() -> None
         (events(A, {"choices": [None]}), "invalid", 'invalid event: {"choices": [null]}'),
         (events(A, {"error": {"message": "engine died", "code": 500}}), "server_error", "engine died"),
         (events(A, {"error": "engine died"}), "invalid", "engine died"),
+        (events({"object": "error", "message": "engine died", "code": 500}), "server_error", "engine died"),
+        (http(split(A) + b"data: {\ndata: 5\n\ndata: [DONE]\n\n", "text/event-stream"), "invalid", "invalid event ("),
+        (http(split(A) + b"data: {\ndata: [DONE]\n", "text/event-stream"), "invalid", "invalid event (EOF while"),
         (events(A, {"usage": 5}), "invalid", 'invalid event: {"usage": 5}'),
         (events(A, {"usage": {"completion_tokens": "2"}}), "invalid", "invalid event (completion_tokens='2')"),
         (events(A, {"usage": {"completion_tokens": -2}}), "invalid", "invalid event (completion_tokens=-2)"),
@@ -385,6 +397,14 @@ def test_text_that_is_none_is_an_error_only_if_it_must_be_counted() -> None:
     listed = {"choices": [{"delta": {"content": [{"type": "text", "text": "a"}]}}]}
     assert asked(events(listed, USED))[0][-1] is None
     assert asked(events(listed), keeps_text=True)[0][-1] == "invalid"
+
+
+def test_a_usage_without_the_answers_tokens_leaves_them_to_be_counted() -> None:
+    """Taken for a count, it made every answer one of 0 tokens."""
+    row, _, text = asked(
+        events(A, B, {"choices": [], "usage": {"prompt_tokens": 9, "total_tokens": 11}}), keeps_text=True
+    )
+    assert (row[-1], text) == (None, " a b")
 
 
 def test_a_key_that_a_server_repeats_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
