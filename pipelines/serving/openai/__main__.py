@@ -13,9 +13,10 @@ import resource
 import socket
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pipelines.domain.benchmark import Slo
 from pipelines.serving.config import API_KEY
@@ -107,6 +108,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """Note that it is whole."""
         super().on_headers_complete()
         self._head_is_whole = True
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.__class__ = _Unchunked
+            self.cycle.chunked_encoding = False
 
     def data_received(self, data: bytes) -> None:
         """Handle what has arrived, in parts, so that a long head is refused before all of it is parsed."""
@@ -140,6 +144,15 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._clock is not None:
             self._clock.cancel()
             self._clock = None
+
+
+class _Unchunked(RequestResponseCycle):
+    """A response in HTTP/1.0, which knows no chunks: a stream ends with the connection."""
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.body":
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 class _Server(uvicorn.Server):

@@ -91,6 +91,39 @@ def test_a_body_may_take_longer_than_a_head() -> None:
     on_a_connection(check)
 
 
+async def streaming(_scope: Any, _receive: Any, send: Any) -> None:
+    """Answer in two parts of unknown length."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for part in (b"data: 1\n\n", b"data: 2\n\n"):
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body"})
+
+
+@pytest.mark.parametrize(
+    ("answering", "head", "body"),
+    [
+        (streaming, b"GET / HTTP/1.0\r\n\r\n", b"data: 1\n\ndata: 2\n\n"),
+        (streaming, b"HEAD / HTTP/1.0\r\n\r\n", b""),
+        (application, HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"{}", b"{}"),
+    ],
+    ids=["stream", "HEAD", "known length"],
+)
+def test_a_response_to_http_1_0_has_no_chunks(
+    monkeypatch: pytest.MonkeyPatch, answering: Any, head: bytes, body: bytes
+) -> None:
+    """It ends with the connection."""
+    monkeypatch.setitem(globals(), "application", answering)
+
+    async def check(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(head)
+        received, _, rest = (await reader.read()).partition(b"\r\n\r\n")
+        assert rest == body
+        assert b"connection: close" in received
+        assert b"chunked" not in received
+
+    on_a_connection(check)
+
+
 @pytest.mark.parametrize("before", [b"", HEAD + b"{}"], ids=["first request", "second request"])
 def test_a_head_without_end_is_refused(before: bytes) -> None:
     async def check(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
