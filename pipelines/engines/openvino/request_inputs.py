@@ -85,6 +85,8 @@ def refuse_inputs(inputs: Mapping[str, Array]) -> None:
 MAX_RETURN_SEQUENCES = 64
 MAX_LENGTH_PENALTY = 1000
 MAX_TOP_LOG_PROBS = 1000
+LEAST_REPETITION_PENALTY = 1e-30
+"""Logits divided by much less are infinite in float32, and the tokens then arbitrary."""
 
 
 def read_requests(inputs: Mapping[str, Array], limits: ModelLimits) -> list[GenerationRequest]:
@@ -162,7 +164,9 @@ def _request(row: _Row, ids: Array, limits: ModelLimits) -> GenerationRequest:
         top_k=row.number("runtime_top_k", 0, "at least 0 (0 means all)", lambda k: k >= 0),
         top_p=row.number("runtime_top_p", 0.0, "from 0 (off) to 1", lambda p: 0 <= p <= 1),
         seed=row.value("seed", None),
-        repetition_penalty=row.number("repetition_penalty", 1.0, "above 0 (1 means none)", lambda p: p > 0),
+        repetition_penalty=row.number(
+            "repetition_penalty", 1.0, "at least 1e-30 (1 means none)", lambda p: p >= LEAST_REPETITION_PENALTY
+        ),
         presence_penalty=row.number("presence_penalty", 0.0, "from -2 to 2", lambda p: -2 <= p <= 2),
         frequency_penalty=row.number("frequency_penalty", 0.0, "from -2 to 2", lambda p: -2 <= p <= 2),
         beam_width=_beam_width(row, limits),

@@ -116,6 +116,7 @@ def test_a_batch_is_read_row_by_row() -> None:
         ({"input_ids": np.array([[-1, 1]])}, "token id -1"),
         ({"temperature": np.array([np.inf])}, "temperature=inf"),
         ({"repetition_penalty": np.array([0.0])}, "repetition_penalty=0.0"),
+        ({"repetition_penalty": np.array([1e-40])}, "repetition_penalty=1e-40 is not valid. It must be at least 1e-30"),
         ({"frequency_penalty": np.array([3.0])}, "frequency_penalty=3.0"),
         ({"num_return_sequences": np.array([65])}, "num_return_sequences=65"),
         ({"min_tokens": np.array([5])}, "min_tokens=5 is more than request_output_len=4"),

@@ -89,6 +89,11 @@ def test_what_would_change_an_answer_is_refused_by_its_name(way: str, given: dic
         ),
         ("completions", {"stop": ["a", 5]}, "stop.1: Input should be a valid string, not 5."),
         ("completions", {"temperature": 3}, "temperature: Input should be less than or equal to 2, not 3."),
+        (
+            "completions",
+            {"repetition_penalty": 1e-40},
+            "repetition_penalty: Input should be greater than or equal to 0.000001, not 1e-40.",
+        ),
         ("completions", {"logprobs": "1"}, "logprobs: Input should be a valid integer or a valid boolean, not '1'."),
         (
             "chat",
