@@ -13,6 +13,7 @@ Overrides are the words of the command line, `config=FILE` among them. What is i
 from __future__ import annotations
 
 import html
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -163,6 +164,7 @@ def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, Finishe
         todo = f"A server runs until it is stopped: {PROGRAM} serve, in a terminal." if target == "serve" else ""
         raise UserError(f"'{target}' is not a target.", allowed=f"Targets: {', '.join(targets)}.", todo=todo)
     with _composing(target, overrides) as arguments:
+        _refuse_half_a_torch()
         made, store, finished = commands.run_to(target, arguments)
         if target in MEASURED and commands.was_interrupted(finished.outcomes):
             raise KeyboardInterrupt  # as everywhere else; what was measured is kept
@@ -170,6 +172,15 @@ def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, Finishe
             settings = made.settings
             report_command.write(settings, store, settings.model.label, commands.variants_of(made))
     return made, store, finished
+
+
+def _refuse_half_a_torch() -> None:
+    """Refuse to run where Ctrl-C came while PyTorch loaded: its native part cannot be loaded again in this process."""
+    if "torch" not in sys.modules and any(name.startswith("torch.") for name in sys.modules):
+        raise UserError(
+            "PyTorch was interrupted while it loaded, and this process cannot load it again.",
+            todo="Restart the kernel and run the cell again; finished stages are kept.",
+        )
 
 
 def _text_page(title: str, text: str, figures: tuple[Figure, ...] = ()) -> Document:

@@ -2,6 +2,7 @@
 
 import html
 import re
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -73,6 +74,16 @@ def test_commands_are_named_as_they_are_typed_here(monkeypatch):
     monkeypatch.chdir(ROOT)
     with pytest.raises(UserError, match="make sweep quant=fp8,none"):
         api.plan("quant=fp8,none")
+
+
+def test_after_ctrl_c_in_the_import_of_torch_it_says_to_restart(monkeypatch):
+    """PyTorch itself would fail with "partially initialized module 'torch' has no attribute ..." from then on."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch._C", SimpleNamespace())
+    with pytest.raises(UserError, match=r"PyTorch was interrupted while it loaded.* Restart the kernel"):
+        api.run("build")
+    assert "to run" in repr(api.plan("quant=fp8"))
 
 
 @pytest.mark.parametrize("target", ["benchmark", "all"])
