@@ -129,7 +129,8 @@ def measure(run: SimulatedRun, engine: SchedulerLimits, level: SimulatedLevel, o
     requests = request_columns(run.requests, overhead=overhead, responses=IterationTokens(run, overhead))
     times, first, last = run.requests.arrival, level.first, level.last
     begin, until = float(times[first]), float(times[min(last, len(times) - 1)])
-    whole = level.whole or until <= begin or not (run.requests.end + overhead < until).any()
+    ended = run.requests.end + overhead
+    whole = level.whole or until <= begin or not ((ended >= begin) & (ended < until)).any()
     end = run.end + overhead if whole else until
     due = np.zeros(len(times), dtype=bool)
     due[first:last] = True
