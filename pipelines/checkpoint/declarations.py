@@ -161,6 +161,8 @@ def _of_gptq(block: Mapping[str, Any]) -> _Demands:
     yield "pack_dtype", block.get("pack_dtype"), ("int32", None)
     yield "lm_head", block.get("lm_head") or None, (None,)
     yield "dynamic", _overrides(block.get("dynamic")), (None,)
+    for key in ("rotation", "activation"):  # GPTQModel 7 transforms or rounds the inputs of its linears
+        yield key, block.get(key) or None, (None,)
 
 
 def _overrides(dynamic: Any) -> Any:

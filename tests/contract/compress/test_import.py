@@ -161,6 +161,8 @@ def test_order_of_activations_is_refused(models, tmp_path) -> None:
         ({"dynamic": {"+:.*up_proj": {"bits": 8}}}, {}, r"dynamic=\['\+:\.\*up_proj'\]. It must be absent"),
         ({"checkpoint_format": "marlin"}, {}, "checkpoint_format='marlin'. It can be 'gptq', 'gptq_v2'"),
         ({"lm_head": True}, {}, "with lm_head=True. It must be absent"),
+        ({"rotation": "hadamard"}, {}, "with rotation='hadamard'. It must be absent"),
+        ({"activation": {"mode": "w4afp8"}}, {}, "with activation={'mode': 'w4afp8'}. It must be absent"),
     ],
 )
 def test_what_cannot_be_taken_over_is_named(changes, asked, message) -> None:
