@@ -75,17 +75,16 @@ def settled(
 
     Of requests that take longer than the warm-up, fewer end in the window than are sent in it. Then more come before
     them, with the same lengths and gaps. Where the queue grows, no warm-up is long enough, nor is one of more than
-    `most` requests; then the window lasts until the last response.
+    `most` requests; then the longest of these loads is taken, and its window lasts until the last response.
     """
-    tried: SimulatedLevel | None = level
     for _ in range(TRIES):
-        assert tried is not None
-        result = run(tried)
-        longer = _warmed(tried, e2e(result), most)
-        if longer is tried:
+        result = run(level)
+        longer = _warmed(level, e2e(result), most)
+        if longer is level:
             return result
-        if (tried := longer) is None:
+        if longer is None:
             break
+        level = longer
     return run(replace(level, whole=True))
 
 
@@ -146,11 +145,11 @@ def capacity(level: SimulatedLevel, engine: SchedulerLimits, cost: Cost, run: Si
     """Return the requests per unit of time that an engine serves when it is never idle, if a load exceeds it.
 
     Whether a load exceeds it cannot be read off its own run: a short run ends before the queue has grown, and the end
-    of every run is served below capacity. So if requests were left behind, the same requests are simulated once more,
-    all at once.
+    of every run is served below capacity. So if requests were left behind, or no warm-up was long enough, the same
+    requests are simulated once more, all at once.
     """
-    rate = offered(level)
-    if rate is None or not _left_behind(run):
+    rate, unsettled = offered(level), level.whole and level.request_rate is not None
+    if rate is None or not (unsettled or _left_behind(run)):
         return None
     isl, osl = level.load.isl, level.load.osl
     count = max(ROUNDS * _together(engine, isl, osl), LEAST)
@@ -206,6 +205,6 @@ def run_all(settings: Settings, case: SimulationCase, levels: Sequence[Simulated
     for level in levels:
         for engine in case.engines:
             one = run_one(engine, level, case, settings.simulator.until)
-            most = capacity(level, engine, case.cost, one.run)
+            most = capacity(one.level, engine, case.cost, one.run)
             results.append(replace(one, outcome=replace(one.outcome, offered=offered(level), capacity=most)))
     return results

@@ -458,6 +458,13 @@ def test_a_short_open_loop_that_is_served_has_the_rate_at_which_it_is_sent(reque
     assert one.outcome.tokens_rate == pytest.approx(rate * one.level.load.osl[0], rel=0.1)
 
 
+def test_a_short_open_loop_above_capacity_is_told_from_one_that_is_served():
+    """All 100 requests fit into the slots, so none waits; more of them at this rate would."""
+    words = "workload=constant hardware=h100_sxm model=llama_3_1_8b benchmark.request_rate=100 workload.osl=500"
+    (one,) = simulate(*words.split(), "benchmark.num_requests=100", "simulator.policy=[inflight]").record
+    assert one.outcome.capacity == pytest.approx(49, abs=3)
+
+
 def test_an_open_loop_above_capacity_has_the_rate_that_is_served():
     """No warm-up is long enough for a queue that grows: the window of 1,000 requests had 181 ends, less than half."""
     words = "workload=constant hardware=h100_sxm model=llama_3_1_8b benchmark.request_rate=20 workload.osl=2000"
