@@ -127,7 +127,7 @@ class EvalSettings(Group):
         if self.url is None and self.baseline == "build":
             return self
         beside = f"baseline={self.baseline}" if self.url is None else f"url={self.url}"
-        needs = {"sequential": self.sequential, "max_questions": self.max_questions, "fidelity": self.fidelity}
+        needs = {name: getattr(self, name) for name in ("sequential", "max_questions", "fidelity", "baseline_tp_size")}
         if name := next((name for name, value in needs.items() if value), None):
             setting = f"{name}={str(needs[name]).lower()}"
             raise ValueError(f"has {setting} with {beside}; it needs the 16-bit engine, made here with baseline=build")

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from string import ascii_uppercase
+from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
 from eval.config import EvalSettings
@@ -158,7 +158,7 @@ COLUMN_NAMES = {
 }
 """Names of columns that are recognized, without regard to case, spaces, `_` and `-`; the first has precedence."""
 ANSWER_KINDS = ("letter", "index0", "index1", "text")
-_LETTERS = re.compile(r"(?:choice|option|op|ending)?([a-z]|\d+)")
+_LETTERS = re.compile(r"(choice|option|op|ending|)([a-z]|\d+)")
 
 
 def read_own(path: Path, settings: EvalSettings) -> list[Row]:
@@ -178,9 +178,9 @@ def read_own(path: Path, settings: EvalSettings) -> list[Row]:
         table.append((where, {str(name).strip(): value for name, value in row.items()}))
     if not table:
         raise UserError(f"eval.path='{path}' contains no questions.", todo="Give a file with rows.")
-    columns = list(dict.fromkeys(name for _, row in table[:100] for name in row))
+    columns = list(dict.fromkeys(name for _, row in table for name in row))
     place = {role: _column(path, columns, role, getattr(settings, f"{role}_column")) for role in COLUMN_NAMES}
-    parts = [] if place["choices"] else _parts(columns, set(place.values()))
+    parts = [] if place["choices"] else _parts(path, columns, set(place.values()))
     for role in ("question", "answer") if parts else ("question", "choices", "answer"):
         if place[role] is None:
             raise UserError(
@@ -277,10 +277,25 @@ def _column(path: Path, columns: Sequence[str], role: str, chosen: str | None) -
     return None
 
 
-def _parts(columns: Sequence[str], taken: set[str | None]) -> list[str]:
-    """Return the columns with one choice each: A, B, ...; option_1, option_2, ...; opa, opb, ..."""
-    parts = [(m[1], name) for name in columns if name not in taken and (m := _LETTERS.fullmatch(_plain(name)))]
-    return [name for _, name in sorted(parts, key=lambda each: (len(each[0]), each[0]))]
+def _parts(path: Path, columns: Sequence[str], taken: set[str | None]) -> list[str]:
+    """Return the columns with one choice each: A, B, ...; option_1, option_2, ...; opa, opb, ...
+
+    Raises:
+        UserError: it is in doubt which columns are choices.
+    """
+    matching = [(m, name) for name in columns if name not in taken and (m := _LETTERS.fullmatch(_plain(name)))]
+    parts = sorted(((m[2].lstrip("0") or m[2][:1], name) for m, name in matching), key=lambda e: (len(e[0]), e[0]))
+    keys, numbers = [key for key, _ in parts], [str(number) for number in range(len(parts) + 1)]
+    if not {"a", "0", "1"} & set(keys):
+        return []
+    runs = list(ascii_lowercase[: len(keys)]), numbers[:-1], numbers[1:]
+    if keys not in runs or len({m[1] for m, _ in matching}) > 1:
+        raise UserError(
+            f"{path}: the columns {', '.join(name for _, name in parts)} may each be a choice.",
+            allowed="A, B, ... or option_1, option_2, ..., one kind of them, without a gap.",
+            todo="Rename or remove those that are none.",
+        )
+    return [name for _, name in parts]
 
 
 def _row(where: str, row: Row, place: Mapping[str, str | None], parts: Sequence[str], name: str) -> Row:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+import lm_eval.api.metrics
 import lm_eval.api.task
 import lm_eval.evaluator
 from lm_eval.utils import env
@@ -192,7 +193,8 @@ def _run(
             session, tokenizer, spec.max_length, progress, max_prompt=spec.max_prompt, chat=chat, pictures=pictures
         )
         # Not `simple_evaluate`, which would spend seconds describing the machine. Any positive number of
-        # bootstrap rounds yields the standard error of a mean, which has a closed form and draws no samples.
+        # bootstrap rounds yields the standard error of a mean, which has a closed form and draws no samples; those of
+        # other figures are left out (`_tamed`).
         return lm, lm_eval.evaluator.evaluate(
             lm=lm,
             task_dict=tasks,
@@ -215,7 +217,7 @@ def note_truncated(result: EvalResult, progress: Progress) -> None:
 
 @contextmanager
 def _tamed() -> Iterator[None]:
-    """Silence lm-eval's log and bars and compile each of its prompt templates once.
+    """Silence lm-eval's log and bars, leave out its bootstrap and compile each of its prompt templates once.
 
     lm-eval offers no switch for these within a process. It recompiles a template for every example and
     question: 1.4 ms, seven times per question, two minutes for MMLU.
@@ -224,12 +226,14 @@ def _tamed() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     lm_eval.api.task.tqdm = lambda iterable, **_settings: iterable
+    bootstrap = lm_eval.api.metrics.bootstrap_stderr  # of perplexity, F1, ...: no result here has their standard error
+    lm_eval.api.metrics.bootstrap_stderr = lambda *_args, **_settings: "N/A"
     env.from_string = cache(env.from_string)
     try:
         yield
     finally:
         logger.setLevel(level)
-        lm_eval.api.task.tqdm = bar
+        lm_eval.api.task.tqdm, lm_eval.api.metrics.bootstrap_stderr = bar, bootstrap
         del env.from_string  # makes the class's own method visible again
 
 
@@ -307,12 +311,29 @@ def _record(subject: str, row: Mapping[str, Any], task: Any, metric: TaskMetric)
         return QuestionRecord(subject, index, logprobs, int(row["filtered_resps"][0][1]), 1, correct)
     choices = task.doc_to_choice(row["doc"])
     scores = logprobs
-    if metric.name == "acc_norm":  # lm-eval divides by the length of the choice in characters
-        scores = tuple(score / len(choice) for score, choice in zip(logprobs, choices, strict=True))
-    # the index or the text of the right choice, the first if there are several
-    target = row["target"][0] if isinstance(row["target"], list) else row["target"]
-    answer = choices.index(target) if isinstance(target, str) and target in choices else int(target)
-    return QuestionRecord(subject, index, logprobs, scores.index(max(scores)), answer, correct)
+    if (length := _LENGTHS.get(metric.name)) is not None:  # an empty choice is never the best, as in lm-eval
+        sizes = map(length, choices)
+        scores = tuple(score / size if size else -math.inf for score, size in zip(logprobs, sizes, strict=True))
+    return QuestionRecord(
+        subject, index, logprobs, scores.index(max(scores)), _right_choice(task, row, choices), correct
+    )
+
+
+_LENGTHS: Mapping[str, Callable[[str], int]] = {"acc_norm": len, "acc_bytes": lambda choice: len(choice.encode())}
+"""What lm-eval divides the log probability of a choice by."""
+
+
+def _right_choice(task: Any, row: Mapping[str, Any], choices: Sequence[str]) -> int | str:
+    """Return the index of the right choice, the first if there are several; the task's own text if it names none.
+
+    Where the choices are beginnings of one text (winogrande), lm-eval's `target` is that text, and `doc_to_text` the
+    index.
+    """
+    target = task.doc_to_text(row["doc"]) if task.multiple_input else row["target"]
+    target = target[0] if isinstance(target, list) else target
+    if isinstance(target, str):
+        return choices.index(target) if target in choices else target
+    return int(target)
 
 
 # Ask two engines the same questions in random order, and stop as soon as the verdict is known.

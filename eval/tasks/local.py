@@ -10,6 +10,7 @@ from typing import Any
 
 import datasets
 from datasets import get_dataset_config_names
+from datasets.exceptions import DatasetsError
 from jinja2 import UndefinedError
 from lm_eval.tasks import TaskManager
 
@@ -63,6 +64,11 @@ def _faults(name: str, tasks: Mapping[str, Any], folder: Path) -> Iterator[Fault
             yield Fault(f"eval.num_fewshot={shots}, but the data of {each} at '{folder}' have {examples} examples.")
         if getattr(task, "UNSAFE_CODE", False):
             yield Fault(f"eval.task='{name}' runs code that the model has written, which is not supported.")
+        if (repeats := int(task.get_config("repeats") or 1)) > 1:
+            yield Fault(
+                f"{each} wants {repeats} sampled answers to each question; engines here give one.",
+                todo="Choose another task with eval.task.",
+            )
         if getattr(task, "MULTIMODAL", False):
             yield Fault(f"eval.task='{name}' has images or sound, which are not supported.")
 
@@ -115,6 +121,10 @@ def _named(folder: Path, name: str | None) -> bool:
     return name is not None and (folder / "README.md").is_file() and name in get_dataset_config_names(str(folder))
 
 
+_FOREIGN = (KeyError, IndexError, TypeError, AttributeError, ValueError, OSError, UndefinedError, StopIteration)
+"""What a task's code raises on data that are not its own."""
+
+
 @contextmanager
 def _explained(name: str, reader: _LocalCopy) -> Iterator[None]:
     """Turn what a task's code raises on foreign data into a fault of the user's files."""
@@ -124,10 +134,12 @@ def _explained(name: str, reader: _LocalCopy) -> Iterator[None]:
         raise UserError(
             f"eval.task='{name}' needs a package that is not installed: {error}.", todo=f"Install lm-eval[{name}]."
         ) from None
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OSError, UndefinedError) as error:
+    except (*_FOREIGN, DatasetsError) as error:
+        cause = error.__cause__ if isinstance(error, DatasetsError) else None  # the error itself only says: failed
+        what = " ".join(f"{type(cause or error).__name__}: {cause or error}".split())[:300]
         columns = f" It has these columns: {reader}." if reader.columns else ""
         raise UserError(
-            f"The data at '{reader.folder}' do not fit eval.task='{name}': {type(error).__name__}: {error}.{columns}",
+            f"The data at '{reader.folder}' do not fit eval.task='{name}': {what}.{columns}",
             allowed="A copy of the task's data set on the Hub is needed, with its columns and splits.",
             todo="Check eval.dataset_path.",
         ) from None

@@ -8,6 +8,7 @@ from eval.results import all_references, references_of
 from eval.spec import (
     BUNDLED,
     JSON_VALIDITY,
+    LOCAL,
     MMLU,
     PASSKEY,
     PICTURES,
@@ -55,11 +56,8 @@ def question_fault(d: Deployment) -> Fault | None:
             "eval.baseline=hugging_face is not evaluated beside a server (eval.url).",
             todo="Evaluate it by itself, without eval.url.",
         )
-    if questions.guided and questions.task != JSON_VALIDITY:
-        return Fault(
-            f"eval.guided=true has no effect on eval.task='{questions.task}', whose questions have no JSON schema.",
-            todo="Leave it out, or set eval=json_validity.",
-        )
+    if fault := _without_effect(questions):
+        return fault
     if questions.baseline == "hugging_face" and is_written(questions.task):
         return Fault(
             f"eval.baseline=hugging_face scores choices; the answers of eval.task='{questions.task}' are written.",
@@ -82,6 +80,24 @@ def question_fault(d: Deployment) -> Fault | None:
         f"eval.task='{questions.task}' has no data: eval.dataset and eval.dataset_path are null.",
         todo="Set eval.dataset to the task's data set on the Hub, or eval.dataset_path to a copy of it.",
     )
+
+
+def _without_effect(questions: EvalSettings) -> Fault | None:
+    """Refuse settings that this task's questions have no use for."""
+    if questions.guided and questions.task != JSON_VALIDITY:
+        return Fault(
+            f"eval.guided=true has no effect on eval.task='{questions.task}', whose questions have no JSON schema.",
+            todo="Leave it out, or set eval=json_validity.",
+        )
+    if questions.task in (*BUNDLED, LOCAL) and (questions.dataset or (questions.path and questions.dataset_path)):
+        name = "dataset" if questions.dataset else "dataset_path"
+        whose = "are those of eval.path" if questions.path else "ship with the project"
+        return Fault(
+            f"eval.{name}='{getattr(questions, name)}' has no effect on eval.task='{questions.task}', whose questions "
+            f"{whose}.",
+            todo="Leave it out, or set eval= to the task whose questions it has.",
+        )
+    return None
 
 
 def _unseen(d: Deployment) -> Fault | None:

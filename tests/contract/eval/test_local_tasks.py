@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -140,6 +141,41 @@ def test_arc_divides_by_the_length_of_a_choice(tmp_path: Path) -> None:
     assert Answered.of(answers_of(plain)).chance == 0.25
 
 
+def test_winogrande_has_one_end_after_two_beginnings(tmp_path: Path) -> None:
+    """The prompts differ, and the scored text is one."""
+    session = Scripted()
+
+    def score(pairs: Sequence[Any], progress: Progress) -> list[tuple[float, bool]]:
+        return [(float("cup" in session.tokenizer.decode(context)), False) for context, _ in pairs]
+
+    session.loglikelihood = score  # type: ignore[method-assign]
+    row = {"sentence": "It did not fit because the _ was big.", "option1": "box", "option2": "cup"}
+    for split in ("train", "validation"):
+        parquet(tmp_path / "winogrande_xl" / f"{split}.parquet", [{**row, "answer": each} for each in "12"])
+    result = run(session, "winogrande", tmp_path)
+    assert [(each.choice, each.answer, each.correct) for each in result.records] == [(1, 0, False), (1, 1, True)]
+
+
+def test_lambada_has_a_perplexity_beside_its_accuracy(tmp_path: Path) -> None:
+    """Its standard error would take a bootstrap, which no result here has."""
+    parquet(tmp_path / "test.parquet", [{"text": f"the king is {word}"} for word in ("old", "wise")])
+    (tmp_path / "out").mkdir()
+    result = run(Scripted(score=lambda _text: -2.0), "lambada_openai", tmp_path, tmp_path / "out")
+    assert (result.metric, result.accuracy, result.questions) == ("acc,none", 0.0, 2)
+    figures = json.loads((tmp_path / "out" / LM_EVAL).read_text())["results"]["lambada_openai"]
+    assert figures["perplexity,none"] == pytest.approx(math.exp(2))
+    assert figures["perplexity_stderr,none"] == "N/A"
+
+
+def test_an_empty_choice_is_never_the_best_per_character(tmp_path: Path) -> None:
+    """lm-eval divides by its length, 0."""
+    rows = [{"goal": "Fix it", "sol1": first, "sol2": "glue", "label": 1} for first in ("tape", "")]
+    for split in ("train", "validation"):
+        parquet(tmp_path / f"{split}.parquet", rows)
+    _, record = run(Scripted(score=lambda _text: -1.0), "piqa", tmp_path, metric="acc_norm").records
+    assert (record.choice, record.correct) == (1, True)
+
+
 def test_hellaswag_from_its_data_folder(tmp_path: Path) -> None:
     """The label is text in this data set, and the prompt is put together by the task's own code."""
     for split in ("train", "validation"):
@@ -209,6 +245,20 @@ def test_data_that_do_not_fit_are_refused(tmp_path: Path, columns: list[str], sp
     with pytest.raises(UserError, match=said):
         run(session, "gsm8k", gsm8k(tmp_path, columns, splits), num_fewshot=0)
     assert session.prompts == []
+
+
+@pytest.mark.parametrize(("text", "said"), [('{"question": "x\n', "JSON parse error"), ("", "StopIteration")])
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    """With the reader's own reason, not the one that something failed."""
+    (tmp_path / "test.jsonl").write_text(text)
+    with pytest.raises(UserError, match=rf"do not fit eval\.task='arc_easy'.*{said}"):
+        run(Scripted(), "arc_easy", tmp_path)
+
+
+def test_several_samples_of_an_answer_are_refused(tmp_path: Path) -> None:
+    """A vote among answers of one seed would be a vote among equal ones."""
+    with pytest.raises(UserError, match=r"gsm8k_cot_self_consistency wants 64 sampled answers to each question"):
+        run(Scripted(), "gsm8k_cot_self_consistency", gsm8k(tmp_path), num_fewshot=0)
 
 
 def test_too_few_examples_are_refused(tmp_path: Path) -> None:

@@ -68,6 +68,9 @@ def test_layouts(tmp_path, kind) -> None:
         ("question,A,B,answer\nq,x,y,\n", "column 'answer': '' is not an answer"),
         ("frage,A,B,answer\nq,x,y,A\n", r"no column with the question.*frage.*eval\.question_column"),
         ("query,prompt,A,B,answer\nq,p,x,y,A\n", "query and prompt may each be the question"),
+        ("question,A,B,answer,n\nq,x,y,A,1\n", r"columns A, B, n may each be a choice.*Rename or remove"),
+        ("question,A,B,option_1,option_2,answer\nq,x,y,z,w,A\n", "columns option_1, option_2, A, B may each be"),
+        ("question,n,answer\nq,1,A\n", "no column with the choices"),
     ],
 )
 def test_refused(tmp_path, text, message) -> None:
@@ -83,3 +86,10 @@ def test_a_setting_settles_the_index(tmp_path) -> None:
     file = tmp_path / "q.csv"
     file.write_text("question,A,B,C,answer\nq,x,y,z,1\n")
     assert [read_own(file, own("m", answers=kind))[0]["answer"] for kind in ("index0", "index1")] == [1, 0]
+
+
+def test_a_choice_that_only_late_rows_have(tmp_path) -> None:
+    """All rows say which columns there are, not the first alone."""
+    rows = [{"question": f"q{n}", "A": "x", "B": "y", "answer": "A"} for n in range(101)]
+    (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, [*rows, {**rows[0], "C": "z"}])))
+    assert read_own(tmp_path / "q.jsonl", own("m"))[-1]["choices"] == ["x", "y", "z"]
