@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from pipelines.document import blocks
 from pipelines.document.show import number, percent
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat
+from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.registry import TENSORRT_LLM
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_folder
@@ -26,14 +28,17 @@ from pipelines.plan.deployment import Deployment
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
 from pipelines.settings.groups import choices
+from pipelines.settings.model import ModelSettings
 from pipelines.settings.plain import override
 from pipelines.settings.root import Settings
 from pipelines.store.manifest import read_manifests
+from pipelines.store.sources import model_config
 from pipelines.store.store import Store
 from triton_repo import parameters
 from triton_repo.llmapi import OPTIONS as OPTIONS_FILE
 
 PAGE, SERVE = "migration.md", "serve.sh"
+SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads")
 ANY_MODEL = "model.path=/its/hugging/face/folder"
 
 
@@ -45,7 +50,7 @@ class Migration:
         words: what becomes of each setting.
         model: override that names the model, as "model=llama_3_8b".
         measured: variant -> facts of its newest fidelity on the CPU engine (kl_mean, top1_agreement, tokens).
-        draft: overrides that name the draft model.
+        making: other overrides of `make build`: of the draft model, and of pruning.
     """
 
     name: str
@@ -54,7 +59,7 @@ class Migration:
     words: Sequence[Word]
     model: str
     measured: Mapping[str, Mapping[str, Any]]
-    draft: Sequence[str] = ()
+    making: Sequence[str] = ()
 
     def of(self, *states: State) -> list[Word]:
         """Return the words in these states."""
@@ -92,7 +97,7 @@ class Migration:
         sizes = [f"build.{key}={word.value}" for key, to in keys.items() for word in self.words if word.to == to]
         kv_cache = ["kv_cache=fp8"] if self.formats.kv_cache is KvFormat.FP8 else []
         formats = [f"quant={quant}", *kv_cache]
-        return shlex.join(["make", *command, "engine=tensorrt_llm_llmapi", self.model, *formats, *sizes, *self.draft])
+        return shlex.join(["make", *command, "engine=tensorrt_llm_llmapi", self.model, *formats, *sizes, *self.making])
 
     def _facts(self, group: str, choice: str) -> Mapping[str, Any]:
         quant = self.formats.quant or "none"
@@ -194,12 +199,15 @@ def migrate(overrides: Sequence[str]) -> int:
             )
         old, sm, name = _of_settings(deployment), deployment.gpu.sm, deployment.label
         model = f"model={settings.model.name}" if model == ANY_MODEL else model
+    if model != ANY_MODEL and not settings.prune.prunes:
+        _check_model(old, settings.model, model)
     formats = judge(old, sm)
     measured = _fidelities(store, settings.model.label) if model != ANY_MODEL else {}
     draft = _draft(settings)
-    drafting = [word for word in overrides if draft and word.startswith(("speculative", "model@speculative.draft"))]
+    also = ("prune", *(("speculative", "model@speculative.draft") if draft else ()))
+    making = [word for word in overrides if word.startswith(also)]
     translated = translate(old, formats, settings.image.llm_api_version, draft)
-    migration = Migration(name, old, formats, translated, model, measured, drafting)
+    migration = Migration(name, old, formats, translated, model, measured, making)
     folder = source.folder.absolute() / name
     made = migration.files()
     changed = write_folder(folder, made, command="make migrate", setting="migrate.folder")
@@ -209,6 +217,23 @@ def migrate(overrides: Sequence[str]) -> int:
     for word in migration.of("ignored"):
         warn(f"{word.old} in {word.place}: {word.why}")
     return 0
+
+
+def _check_model(old: OldDeployment, model: ModelSettings, word: str) -> None:
+    """Refuse an engine whose sizes are not those of the model, as far as both are known."""
+    shape = model.shape.to_shape() if model.shape is not None else None
+    if model.folder is not None:
+        with suppress(UserError):  # on another machine, or of a family that is judged later
+            shape = ModelShape.from_hf_config(model_config(model.folder, "model.path"))
+    sizes = {name: (old.pretrained.get(name), getattr(shape, name, None)) for name in SIZES}
+    wrong = {name: pair for name, pair in sizes.items() if None not in pair and pair[0] != pair[1]}
+    if wrong:
+        built, named = (", ".join(f"{name}={pair[at]}" for name, pair in wrong.items()) for at in (0, 1))
+        raise UserError(
+            f"{old.read[0]} is of another model than {word}: it has {built}; the model has {named}.",
+            todo="Name the model that the engine was built from: model=NAME or model.path=FOLDER; of a pruned one also"
+            " prune=... as it was pruned.",
+        )
 
 
 def _draft(settings: Settings) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,9 @@ def _of_parameters(values: Mapping[str, str], place: str) -> OldDeployment:
 
 # Commands: trtllm-build, and what made its checkpoint or filled in the templates, in a script or on one line.
 
-_ASSIGNED = re.compile(r"""^\s*(?:export\s+)?(\w+)=["']?([^\s"'$(]+)""", re.MULTILINE)
+_ASSIGNED, _EXPORTS = re.compile(r"(\w+)=(.*)"), {"export", "local", "readonly", "declare"}
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
+_OPERATORS = ";&|<>"
 _ARRAY = re.compile(r"=\(\s*([^)]*)\)")
 _PROGRAMS = (PROGRAM, "convert_checkpoint.py", "quantize.py", "fill_template.py")
 
@@ -233,13 +236,14 @@ def _commands(text: str) -> Iterator[tuple[str, dict[str, list[str]]]]:
     """Yield each known program with its options, without dashes, and the words after each."""
     text = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE).replace("\\\n", " ")
     text = _ARRAY.sub(lambda array: "=\n" + array[1].replace("\n", " ") + "\n", text)
-    variables = dict(_ASSIGNED.findall(text))
-    text = re.sub(r"\$\{?(\w+)\}?", lambda name: variables.get(name[1], name[0]), text)
-    for command in re.split(r"[;&|>\n]+", text):
-        try:
-            arguments = shlex.split(command, comments=True)
-        except ValueError:
-            continue  # prose with an apostrophe
+    text = re.sub(r"(?<=\s)\d(?=[<>])", "", text)  # the 2 of 2>&1 is no word of the command
+    variables: dict[str, str] = {}
+    for words in (words for line in text.splitlines() for words in _simple_commands(line)):
+        arguments = [part for word in words for part in _expanded(word, variables)]
+        assigned = [_ASSIGNED.fullmatch(word) for word in arguments if word not in _EXPORTS]
+        if assigned and all(assigned):
+            variables |= dict(match.groups() for match in assigned if match)
+            continue
         start = next((at for at, word in enumerate(arguments[:-1]) if word.rpartition("/")[2] in _PROGRAMS), None)
         if start is not None and arguments[start + 1].startswith("-"):
             options: dict[str, list[str]] = {}
@@ -252,8 +256,29 @@ def _commands(text: str) -> Iterator[tuple[str, dict[str, list[str]]]]:
             yield arguments[start].rpartition("/")[2], options
 
 
+def _simple_commands(line: str) -> Iterator[list[str]]:
+    """Yield the words of each command of a line; none of prose with an apostrophe."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=_OPERATORS)
+    lexer.whitespace_split = True
+    try:
+        words = list(lexer)
+    except ValueError:
+        return
+    ends = [at for at, word in enumerate(words) if not word.strip(_OPERATORS) and word]
+    for start, end in pairwise([-1, *ends, len(words)]):
+        command = words[start + 1 : end]
+        yield [word.rstrip(")") if "(" not in word else word for word in command]  # of a subshell
+
+
+def _expanded(word: str, variables: Mapping[str, str]) -> list[str]:
+    """Return a word with the values of variables; one that is a variable alone may be several words, or none."""
+    value = _VARIABLE.sub(lambda name: variables.get(name[1] or name[2], name[0] if name[3] is None else name[3]), word)
+    return value.split() if value != word and _VARIABLE.fullmatch(word) else [value]
+
+
 def _filled_template(program: str, options: Mapping[str, list[str]]) -> OldDeployment:
-    pairs = (pair.partition(":") for texts in options.values() for word in texts for pair in word.split(","))
+    texts = (text for words in options.values() for word in words for text in re.split(r"(?<!\\),", word))
+    pairs = (text.replace("\\", "").partition(":") for text in texts)  # a comma in a value has a backslash
     return _of_parameters({name: value for name, _, value in pairs if name in WORDS["triton"]}, program)
 
 

@@ -12,7 +12,7 @@ import yaml
 
 from pipelines.cli.main import main
 from pipelines.deploy.migrate.migrate_command import migrate
-from pipelines.deploy.migrate.sources import TEMPLATE, WORDS, read_old
+from pipelines.deploy.migrate.sources import TEMPLATE, WORDS, OldDeployment, read_old
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import BY_QUANT_ALGO
 from pipelines.engines.tensorrt_llm.config import OPTIONS
@@ -243,6 +243,56 @@ def test_bad_commands_are_named_and_nothing_is_written(line, message, tmp_path):
     with pytest.raises(UserError, match=re.escape(message) if "\\" not in message else message):
         migrated(tmp_path, f'migrate.command="{line}"')
     assert not (tmp_path / "out").exists()
+
+
+def read(tmp_path: Path, script: str) -> OldDeployment:
+    (tmp_path / "build.sh").write_text(script)
+    return read_old(tmp_path / "build.sh", None)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "trtllm-build --max_batch_size 8 --max_seq_len 200 2>&1 | tee log",
+        "(cd /engines && trtllm-build --max_seq_len 200 --max_batch_size 8)",
+        'BS=8\ntrtllm-build --max_batch_size $BS --max_seq_len "${LENGTH:-200}"\nBS=16',
+        "export BS=8 LENGTH=200\ntrtllm-build --max_batch_size $BS --max_seq_len ${LENGTH:-64}",
+        'LIMITS="--max_seq_len 200 --max_batch_size 8"\nNOTHING=\ntrtllm-build $LIMITS $NOTHING',
+    ],
+)
+def test_scripts_are_read_as_a_shell_reads_them(script, tmp_path):
+    assert {each.name: each.value for each in read(tmp_path, script).settings} == {
+        "max_batch_size": 8,
+        "max_seq_len": 200,
+    }
+
+
+def test_a_variable_is_made_of_others(tmp_path):
+    script = "NAME=llama\nMODEL=/models/$NAME\nquantize.py --model_dir=$MODEL --qformat fp8\ntrtllm-build --workers 1"
+    assert read(tmp_path, script).model == "/models/llama"
+
+
+@pytest.mark.parametrize("groups", ["0;1", r"0\,1;2\,3"])
+def test_instances_in_quotes_are_read(groups, tmp_path):
+    filled = f"-i f 'triton_max_batch_size:8,gpu_device_ids:{groups},kv_cache_free_gpu_mem_fraction:0.5'"
+    old = read(tmp_path, f"fill_template.py {filled}\ntrtllm-build --tp_size {1 + groups.count(',') // 2}")
+    values = {each.name: each.value for each in old.settings}
+    assert values["kv_cache_free_gpu_mem_fraction"] == "0.5"
+    assert old.groups == tuple(tuple(group.split(",")) for group in groups.replace("\\", "").split(";"))
+
+
+def test_an_engine_of_another_model_is_refused(tmp_path):
+    made = engine(tp_size=1, world_size=1)
+    made["pretrained_config"] |= {"num_hidden_layers": 6, "hidden_size": 256}
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "config.json").write_text(json.dumps(made))
+    words = (f"migrate.path={tmp_path / 'engine'}", "model=llama_3_1_8b")
+    wrong = "than model=llama_3_1_8b: it has num_hidden_layers=6, hidden_size=256; the model has num_hidden_layers=32"
+    with pytest.raises(UserError, match=wrong):
+        migrated(tmp_path, *words)
+    assert not (tmp_path / "out").exists()
+    _, page, _ = migrated(tmp_path, *words, "prune=depth", "prune.layers=6")
+    assert "prune=depth prune.layers=6" in section(page, "Next")
 
 
 def test_it_takes_less_than_a_second(tmp_path, monkeypatch, capsys):
