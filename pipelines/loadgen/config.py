@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -442,7 +442,29 @@ def load_faults(workload: WorkloadSettings, benchmark: BenchmarkSettings) -> lis
     if not benchmark.streaming and (benchmark.slo.to_slo().ttft_ms or benchmark.slo.to_slo().itl_ms):
         message = "benchmark.slo limits TTFT or ITL, which benchmark.streaming=false cannot measure."
         faults.append(Fault(message, todo="Add benchmark.streaming=true, or limit only benchmark.slo.e2e_ms."))
-    return faults
+    return [*faults, *_unread(workload, benchmark)]
+
+
+def _unread(workload: WorkloadSettings, benchmark: BenchmarkSettings) -> Iterator[Fault]:
+    """Yield what was set and this load does not read."""
+    arrival = workload.arrival
+    paced = arrival in OPEN_RATE and benchmark.window == "steady"
+    rows = (
+        ("workload.cv", workload, arrival != "gamma", "workload.arrival=gamma reads it"),
+        ("workload.trace_speed", workload, workload.trace is None, "it is for workload.trace=FILE"),
+        ("workload.image_side", workload, not workload.images, "it is for workload.images=1 or more"),
+        ("benchmark.warmup_requests", benchmark, paced, "an open loop warms up for benchmark.warmup_s"),
+        ("benchmark.duration_s", benchmark, arrival == "burst", "a burst ends with its last response"),
+    )
+    for name, group, unread, why in rows:
+        key = name.partition(".")[2]
+        value = getattr(group, key)
+        if unread and value and value != type(group).model_fields[key].default:
+            yield Fault(f"{name}={value} has no effect on workload.arrival={arrival}: {why}.", todo="Leave it out.")
+    least, most, usual = benchmark.min_requests, benchmark.num_requests, BenchmarkSettings.model_fields["min_requests"]
+    if most is not None and least > most and least != usual.default:
+        what = f"benchmark.min_requests={least} is more than benchmark.num_requests={most}, which end the window."
+        yield Fault(what, todo="Leave one of them out.")
 
 
 def _shown(values: tuple[float, ...]) -> str:

@@ -117,6 +117,8 @@ def protocol(interface: Interface, workload: WorkloadSettings, settings: Benchma
 
 def _duration(workload: WorkloadSettings, settings: BenchmarkSettings) -> dict[str, Any]:
     """Return the length of a window; of one that may end early with enough requests, the shortest and the longest."""
+    if workload.arrival == "burst":
+        return {"duration_s": None}
     if settings.duration_s != "auto":
         return {"duration_s": settings.duration_s}
     if workload.arrival == "trace":

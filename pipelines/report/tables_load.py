@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -268,22 +269,30 @@ def protocol_text(recorded: Mapping[str, Any]) -> str:
     warm += [count(recorded["warmup_requests"], "request")] if recorded.get("warmup_requests") else []
     if warm:
         parts.append(f"{' and '.join(warm)} of warm-up")
-    if recorded.get("num_requests"):
-        parts.append(f"{count(recorded['num_requests'], 'request')} measured")
-    elif recorded.get("duration_s"):
-        if most := recorded.get("most_duration_s"):
-            enough = count(recorded["enough_requests"], "request")
-            each = f"{recorded['enough_per_user']} of each user"
-            parts.append(f"{recorded['duration_s']:g} to {most:g} s measured, until {enough} and {each} have finished")
-        else:
-            parts.append(f"{recorded['duration_s']:g} s measured")
-        if recorded.get("min_requests"):
-            parts.append(f"at least {count(recorded['min_requests'], 'request')}")
+    parts += _extent(recorded)
     if "window" in recorded:
         parts.append("from the first request to the last" if recorded["window"] == "whole" else "in steady state")
     if "streaming" in recorded:
         parts.append("answers streamed" if recorded["streaming"] else "answers not streamed")
     return f"Each load: {', '.join(parts)}." if parts else "not recorded"
+
+
+def _extent(recorded: Mapping[str, Any]) -> list[str]:
+    """Describe what ends a window: its length, a number of requests, or whichever comes first."""
+    requests, seconds, most = (recorded.get(key) for key in ("num_requests", "duration_s", "most_duration_s"))
+    limit = count(requests, "request") if requests else ""
+    if not seconds:
+        return [f"{limit} measured"] if limit else []
+    if limit:
+        parts = [f"{limit} measured, or as many as finish in {most or seconds:g} s"]
+    elif most:
+        enough = count(recorded["enough_requests"], "request")
+        each = f"{recorded['enough_per_user']} of each user"
+        parts = [f"{seconds:g} to {most:g} s measured, until {enough} and {each} have finished"]
+    else:
+        parts = [f"{seconds:g} s measured"]
+    least = min(recorded.get("min_requests") or 0, requests or sys.maxsize)
+    return [*parts, f"at least {count(least, 'request')}"] if least else parts
 
 
 def slo_text(slo: Slo) -> str:

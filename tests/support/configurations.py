@@ -336,6 +336,10 @@ ONLY: dict[str, tuple[str, ...]] = {
     "engine.name": ("auto", "openvino", "tensorrt_llm"),
     "workload.arrival": ("closed",),
     "workload.turns": ("1", "2"),
+    "workload.cv": ("1",),  # more need arrival=gamma
+    "workload.trace_speed": ("1",),  # more need a trace
+    "workload.image_side": ("336",),  # others need pictures
+    "benchmark.min_requests": ("1", "10"),  # others may be more than num_requests
     "workload.images": ("0",),  # more need a model that sees
     "sizing.peak_percentile": ("50", "99.9"),
     "sizing.prices.server_usd": ("9", "250000"),

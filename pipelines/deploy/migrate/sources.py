@@ -242,7 +242,7 @@ def _commands(text: str) -> Iterator[tuple[str, dict[str, list[str]]]]:
         arguments = [part for word in words for part in _expanded(word, variables)]
         assigned = [_ASSIGNED.fullmatch(word) for word in arguments if word not in _EXPORTS]
         if assigned and all(assigned):
-            variables |= dict(match.groups() for match in assigned if match)
+            variables |= {match[1]: match[2] for match in assigned if match}
             continue
         start = next((at for at, word in enumerate(arguments[:-1]) if word.rpartition("/")[2] in _PROGRAMS), None)
         if start is not None and arguments[start + 1].startswith("-"):

@@ -137,6 +137,20 @@ def test_the_window_goes_on_until_enough_requests_have_finished(
         ({"arrival": "burst"}, {}, "burst has no number of requests"),
         ({"arrival": "burst"}, {"num_requests": 4, "request_rate": 2}, r"request_rate=\[2\] conflicts .*=burst"),
         ({}, {"streaming": False, "slo": MIXTRAL}, "streaming=false cannot measure"),
+        ({"cv": 3}, {}, r"workload.cv=3\.0 has no effect on workload.arrival=closed: workload.arrival=gamma reads it"),
+        ({"trace_speed": 2}, {}, r"workload.trace_speed=2\.0 has no effect .*: it is for workload.trace=FILE"),
+        ({"image_side": 100}, {}, "workload.image_side=100 has no effect .*: it is for workload.images=1 or more"),
+        (
+            {"arrival": "poisson"},
+            {"request_rate": 2, "warmup_requests": 5},
+            "benchmark.warmup_requests=5 has no effect on workload.arrival=poisson: an open loop warms up",
+        ),
+        (
+            {"arrival": "burst"},
+            {"num_requests": 4, "duration_s": 9},
+            r"benchmark.duration_s=9\.0 has no effect on workload.arrival=burst: a burst ends with its last response",
+        ),
+        ({}, {"min_requests": 20, "num_requests": 5}, "min_requests=20 is more than benchmark.num_requests=5"),
     ],
 )
 def test_contradictions_between_the_groups_are_found(
@@ -152,6 +166,9 @@ def test_what_goes_together_has_no_faults() -> None:
     """The defaults, and an open loop with a rate."""
     assert load_faults(workload(), benchmark()) == []
     assert load_faults(workload(arrival="poisson"), benchmark(request_rate=[2, 4])) == []
+    assert load_faults(workload(arrival="gamma", cv=3), benchmark(request_rate=2)) == []
+    whole = benchmark(request_rate=2, warmup_requests=5, window="whole", num_requests=5)
+    assert load_faults(workload(arrival="poisson"), whole) == []
 
 
 def test_a_preset_gives_mlperfs_limits_and_own_limits_win() -> None:

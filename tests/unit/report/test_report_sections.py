@@ -70,6 +70,16 @@ def test_a_workload_is_a_sentence(workload, said):
             {"num_requests": 64, "window": "whole"},
             "Each load: 64 requests measured, from the first request to the last.",
         ),
+        (
+            STEADY | {"duration_s": 6.0, "most_duration_s": 12.0, "num_requests": 500},
+            "Each load: 3 s of warm-up, 500 requests measured, or as many as finish in 12 s, at least 10 requests, in "
+            "steady state, answers streamed.",
+        ),
+        (
+            STEADY | {"duration_s": 60.0, "num_requests": 5},
+            "Each load: 3 s of warm-up, 5 requests measured, or as many as finish in 60 s, at least 5 requests, in "
+            "steady state, answers streamed.",
+        ),
         ({}, "not recorded"),
     ],
 )
