@@ -226,7 +226,7 @@ def _format(
         runs=runs,
         missing=(
             *_missing(label, artifacts, main is not None, runs),
-            *(f"A newer benchmark of {' '.join(label)} is incomplete: {results[each.place].reason}." for each in cut),
+            *(_incomplete(label, each, results[each.place], runs) for each in cut),
         ),
         left_out=left_out + tuple(f"{each.place} ({each.created}): it is incomplete" for each in cut),
         fidelity=_fidelity(index, label, engines, accuracy, evaluations),
@@ -287,6 +287,13 @@ def _head(index: ArtifactIndex, artifacts: list[ReportedArtifact]) -> ReportedAr
     return next(heads[0] for stage in (*_HEADS[1:], "benchmark") if (heads := _stage(artifacts, stage)))
 
 
+def _incomplete(
+    label: Label, artifact: ReportedArtifact, result: BenchmarkResult, runs: tuple[BenchmarkRun, ...]
+) -> str:
+    newer = "A newer" if all(artifact.created > run.artifact.created for run in runs) else "Another"
+    return f"{newer} benchmark of {' '.join(label)} is incomplete: {result.reason}."
+
+
 def _missing(
     label: Label, artifacts: list[ReportedArtifact], evaluated: bool, runs: tuple[BenchmarkRun, ...]
 ) -> tuple[str, ...]:
@@ -306,7 +313,8 @@ def _runs(
 ) -> tuple[tuple[BenchmarkRun, ...], set[str], list[ReportedArtifact]]:
     """Return each workload's newest run, with earlier runs of the same engine as repeats, and the repeats' places.
 
-    An incomplete run replaces no complete one of the same engine; such runs come third.
+    An incomplete run replaces no complete one of the same engine, and one without a load is shown only if there is no
+    other; such runs come third.
     """
     by_key: dict[str, list[ReportedArtifact]] = {}
     for artifact in artifacts:
@@ -324,6 +332,9 @@ def _runs(
                 newest, result, _requests(index, newest, result), tuple(results[artifact.place] for artifact in again)
             )
         )
+    if any(run.result.levels for run in runs):
+        cut += [run.artifact for run in runs if not run.result.levels]
+        runs = [run for run in runs if run.result.levels]
     return tuple(runs), repeated, cut
 
 

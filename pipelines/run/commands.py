@@ -157,7 +157,8 @@ def _code(outcomes: Sequence[StepOutcome]) -> int:
     facts = outcomes[-1].artifact.facts
     if facts["complete"]:
         return 0
-    complain(f"the benchmark is incomplete: {facts['reason']}. What was measured is kept.")
+    kept = "What was measured is kept." if facts["levels"] else "No load was measured."
+    complain(f"the benchmark is incomplete: {facts['reason']}. {kept}")
     return INTERRUPTED if was_interrupted(outcomes) else 1
 
 

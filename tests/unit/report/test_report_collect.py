@@ -185,6 +185,18 @@ def test_an_incomplete_benchmark_replaces_no_complete_one(tmp_path):
     assert [text.partition("): ")[2] for text in fp8.left_out] == ["it is incomplete"]
 
 
+@pytest.mark.parametrize("name", ["chat", "summary"])
+@pytest.mark.parametrize(("minute", "which"), [(9, "Another"), (11, "A newer")])
+def test_a_benchmark_without_a_load_makes_no_group_beside_others(name, minute, which, tmp_path):
+    store = Store(tmp_path)
+    repository = add_format(store, "fp8")
+    add_benchmark(store, repository, "fp8", minute=10)
+    add_benchmark(store, repository, "fp8", minute=minute, name=name, concurrencies=(), cut=1)
+    data = collect(store)
+    assert [item.title for item in data.workloads] == ["chat"]
+    assert data.formats[0].missing == (f"{which} benchmark of synthetic fp8 is incomplete: the server died.",)
+
+
 def test_the_interval_of_repeated_loads_is_beside_the_figure(tmp_path):
     """Where there is one."""
     store = Store(tmp_path)
