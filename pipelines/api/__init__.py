@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar, get_args
 
 from pipelines.cli.commands import PROGRAM
-from pipelines.cli.main import name_as_typed_here, prepare_libraries, split_project_file
+from pipelines.cli.main import missing_package, name_as_typed_here, prepare_libraries, split_project_file
 from pipelines.cli.words import overrides_of
 from pipelines.document.blocks import Block, Callout, Code, Document, Figure, Table, left
 from pipelines.document.canvas import render_html
@@ -64,8 +64,12 @@ class ShownRecord(Generic[Record]):
         return as_typed(self.text)
 
     def _repr_html_(self) -> str:
-        """Return the page in a frame, which keeps its style from that of the notebook."""
-        page = html.escape(as_typed(render_html(self.document())), quote=True)
+        """Return the page in a frame, which keeps its style; the text if a package of the page is missing."""
+        try:
+            page = html.escape(as_typed(render_html(self.document())), quote=True)
+        except ModuleNotFoundError as error:  # a result of hours is shown nevertheless
+            why = UserError.of([missing_package((error.name or "").partition(".")[0])])
+            return f"<pre>{html.escape(f'{self!r}{chr(10) * 2}No page: {why}')}</pre>"
         style = f"width:100%;height:{PAGE_HEIGHT}px;border:1px solid #8884;resize:vertical"
         return f'<iframe srcdoc="{page}" style="{style}"></iframe>'
 

@@ -248,7 +248,7 @@ def main(arguments: Sequence[str]) -> int:
         package = (error.name or "").partition(".")[0]
         if package in OWN:
             raise
-        fault = _missing(package)
+        fault = missing_package(package)
         complain(fault.text, command=fault.command)
         return 2
     except KeyboardInterrupt:
@@ -305,7 +305,8 @@ def split_project_file(words: Sequence[str]) -> tuple[str | None, list[str]]:
     return files[-1] if files else None, [word for word in words if not word.startswith("config=")]
 
 
-def _missing(package: str) -> Fault:
+def missing_package(package: str) -> Fault:
+    """Return what to install where a package is not importable."""
     if package in CORE:
         return Fault(
             f"{sys.executable} lacks the Python package '{package}', so it is not this project's environment.",

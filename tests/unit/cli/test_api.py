@@ -43,6 +43,15 @@ def test_a_plan_is_a_record_a_text_and_a_page(folder):
     assert list(folder.iterdir()) == []  # nothing was written
 
 
+def test_a_page_that_cannot_be_drawn_is_the_text_with_the_reason():
+    def document() -> Document:
+        raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
+
+    shown = api.ShownRecord(None, "a < b", document)._repr_html_()
+    assert shown.startswith("<pre>a &lt; b\n\nNo page: This needs the Python package &#x27;matplotlib&#x27;")
+    assert "pip install" in shown
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
