@@ -90,7 +90,7 @@ def serve(overrides: Sequence[str]) -> int:
     from pipelines.serving import foreground  # with the server's processes
 
     settings = load(overrides)
-    if unused := settings.serving.unused_port:
+    if unused := settings.serving.unused:
         warn(unused)
     folder = settings.serving.repository
     if folder is None:

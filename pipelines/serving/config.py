@@ -52,6 +52,10 @@ class ServingSettings(Group):
     """
 
     LATER: ClassVar[tuple[str, ...]] = ("server", "api_key", "image_hosts")
+    OF_THE_FRONT: ClassVar[tuple[str, ...]] = (
+        "cors_origins", "image_hosts", "chat_template", "max_body_bytes", "max_prompts", "request_timeout_s",
+    )  # fmt: skip
+    """Settings that only the OpenAI-compatible service reads."""
 
     server: Literal["tritonserver", "trtllm_serve"] = "tritonserver"
     repository: Path | None = None
@@ -151,11 +155,19 @@ class ServingSettings(Group):
         return dict.fromkeys(own, self.triton_host) | (front if self.front else {})
 
     @property
-    def unused_port(self) -> str:
-        """What to say of a port that is given for a service that does not run; empty if there is none."""
-        if self.openai_port is None or "openai_port" in self.listens_on:
+    def unused(self) -> str:
+        """What to say of settings that are given for a service that does not run; empty if there are none."""
+        runs = self.front and self.server == "tritonserver"
+        keys = [*(() if "openai_port" in self.listens_on else ("openai_port",)), *(() if runs else self.OF_THE_FRONT)]
+        given = [key for key in keys if getattr(self, key) != type(self).model_fields[key].default]
+        if not given:
             return ""
-        return f"serving.openai_port={self.openai_port} is not used: its service runs with serving.openai=true."
+        values = {key: getattr(self, key) for key in given}
+        shown = (
+            f"serving.{key}={','.join(value) if isinstance(value, tuple) else value}" for key, value in values.items()
+        )
+        why = "its service runs with serving.openai=true" if self.server == "tritonserver" else "trtllm-serve has none"
+        return f"{', '.join(shown)} {'is' if len(given) == 1 else 'are'} not used: {why}."
 
     @property
     def on_free_ports(self) -> ServingSettings:

@@ -111,9 +111,18 @@ def test_off_loopback_the_dangerous_endpoints_need_a_key_that_nobody_has(flag: s
     assert not any(part.startswith(flag) for part in command(host="127.0.0.2"))
 
 
+def test_settings_of_a_service_that_does_not_run_are_said():
+    given = {"max_prompts": 3, "cors_origins": ("http://a.b",)}
+    said = "serving.cors_origins=http://a.b, serving.max_prompts=3 are not used"
+    assert ServingSettings(**given).unused == f"{said}: its service runs with serving.openai=true."
+    assert ServingSettings(server="trtllm_serve", **given).unused == f"{said}: trtllm-serve has none."
+    for runs in ({"openai": True}, {"host": "0.0.0.0"}):
+        assert ServingSettings(**given, **runs).unused == ""
+
+
 def test_a_port_of_a_service_that_does_not_run_is_said(tmp_path, capsys):
     assert main(["serve", "serving.openai_port=9100", f"serving.repository={tmp_path / 'none'}"]) == 2
     said = " ".join(capsys.readouterr().out.split())
     assert "serving.openai_port=9100 is not used: its service runs with serving.openai=true" in said
     for runs in ({"openai": True}, {"host": "0.0.0.0"}, {"server": "trtllm_serve"}):
-        assert ServingSettings(openai_port=9100, **runs).unused_port == ""
+        assert ServingSettings(openai_port=9100, **runs).unused == ""
