@@ -40,15 +40,17 @@ def quantization_of(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] |
     """Return how a Hugging Face folder says that it is quantized; None if it says nothing, or is gpt-oss in MXFP4.
 
     Args:
-        folder: the folder; ModelOpt's hf_quant_config.json in it has the last word.
+        folder: the folder; ModelOpt's hf_quant_config.json in it has the last word, unless compressed-tensors converted
+            the folder (its converter, 0.20.1, leaves that file there).
         config: its config.json.
 
     Raises:
         UserError: a file that says so is no JSON, or a file with weights is damaged.
     """
-    if (own := quantization_block(folder)).get("quant_algo"):
-        return _mended({"quant_method": "modelopt", **own, "producer": quantization_producer(folder)}, folder)
     block = None if holds_mxfp4(config) else _declared(folder, config)
+    converted = block is not None and block.get("quant_method") == "compressed-tensors"
+    if not converted and (own := quantization_block(folder)).get("quant_algo"):
+        return _mended({"quant_method": "modelopt", **own, "producer": quantization_producer(folder)}, folder)
     if block is None or block.get("quant_method") != "modelopt":
         return block
     cache = block.get("kv_cache_scheme")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pipelines.checkpoint.declarations import quantization_of
 from pipelines.checkpoint.packings import Fp8Linear, decode_fp8, decode_int4, decode_modelopt, fused_fp8, kv_scales
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.domain.errors import UserError
@@ -197,3 +199,15 @@ def test_what_modelopt_would_not_write_is_named(name, value, message) -> None:
             given["k.weight"] = np.zeros((2, 4), np.float32)
     with pytest.raises(UserError, match=message):
         decode_modelopt(given, ("q", "k"), TYPES)
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [({}, "modelopt"), ({"quant_method": "fp8"}, "modelopt"), ({"quant_method": "compressed-tensors"}, None)],
+)
+def test_a_declaration_that_a_converter_left_behind_is_passed_over(tmp_path, config, method) -> None:
+    """compressed-tensors 0.20.1 converts ModelOpt's NVFP4 and leaves hf_quant_config.json, which is true no more."""
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
+    block = quantization_of(tmp_path, {"quantization_config": config} if config else {})
+    assert block is not None
+    assert block["quant_method"] == (method or config["quant_method"])
