@@ -143,6 +143,10 @@ def _read_engine(folder: Path) -> OldDeployment:
     values |= build.get("plugin_config") or {}
     values |= (build.get("lora_config") or {}) if values.get("lora_plugin") not in (None, False, "disable") else {}
     mode, drafts = values.get("speculative_decoding_mode"), values.get("max_draft_len")
+    algorithms = {name: quantization.get(name) for name in ("quant_algo", "kv_cache_quant_algo")}
+    for name, value in {**algorithms, "speculative_decoding_mode": mode}.items():
+        if not isinstance(value, str | int | None):
+            raise TypeError(f"{name} is {shown(value)}")
     if isinstance(mode, int) and 0 < mode.bit_length() <= len(MODES):
         values["speculative_decoding_mode"] = MODES[mode.bit_length() - 1]
     if values.get("speculative_decoding_mode") and isinstance(drafts, int) and values.get("max_seq_len"):
@@ -155,7 +159,7 @@ def _read_engine(folder: Path) -> OldDeployment:
         settings=tuple(OldSetting("build", *pair, str(path), given=False) for pair in values.items()),
         version="" if "engine" in raw else str(raw.get("version") or ""),  # of another engine of this project
         pretrained=pretrained,
-        algorithms=(quantization.get("quant_algo"), quantization.get("kv_cache_quant_algo")),
+        algorithms=(algorithms["quant_algo"], algorithms["kv_cache_quant_algo"]),
         sizes=sizes,
         model=_model_of_ours(folder),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,22 @@ def test_bad_folders_are_named_and_nothing_is_written(files, message, todo, tmp_
         migrated(tmp_path, f"migrate.path={folder}")
     assert todo in str(error.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("part", "key"),
+    [
+        (("pretrained_config", "quantization"), "quant_algo"),
+        (("pretrained_config", "quantization"), "kv_cache_quant_algo"),
+        (("build_config",), "speculative_decoding_mode"),
+    ],
+)
+def test_a_value_of_another_type_is_named(part, key, tmp_path):
+    config = engine()
+    reduce(dict.__getitem__, part, config)[key] = ["FP8"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=rf"is not as trtllm-build writes it: {key} is .*FP8"):
+        migrated(tmp_path, f"migrate.path={tmp_path}")
 
 
 @pytest.mark.parametrize(
