@@ -142,7 +142,7 @@ def _beside(then: ReportedNumbers, now: ReportedNumbers, name: str) -> Table | T
         return Text(f"The earlier report has nothing of {name}; it has {'; '.join(then.answers) or 'nothing'}.")
     sides = [[load for load in each.loads if f"{load.model}, {load.workload}" == name] for each in (then, now)]
     formats = dict.fromkeys(load.format for side in reversed(sides) for load in side)
-    old, new = (dict(flat(each.conditions[name])) for each in (then, now))
+    old, new = (dict(flat(each.conditions.get(name, {}))) for each in (then, now))
     unlike = [
         f"{key} {old.get(key, 'not given')} then, {new.get(key, 'not given')} now"
         for key in sorted({*old, *new})

@@ -216,6 +216,12 @@ def test_an_earlier_report_of_something_else_is_said(data):
     assert text.text == "The earlier report has nothing of synthetic, chat; it has gemma, chat."
 
 
+def test_an_earlier_report_without_conditions_is_shown_as_not_given(data):
+    numbers = ReportedNumbers.of(comparison(data), data.newest)
+    (table,) = side_by_side(replace(numbers, conditions={}), numbers).blocks
+    assert any("engine not given then, openvino now" in note for note in table.notes)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
