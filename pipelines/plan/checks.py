@@ -12,6 +12,7 @@ from pipelines.document.show import count
 from pipelines.domain.errors import Fault, collecting
 from pipelines.domain.formats import (
     FORMATS,
+    INT4_WEIGHTS,
     QFormat,
     formats_for,
     mix_faults,
@@ -95,6 +96,7 @@ def check(d: Deployment) -> Checked:
         *((of_server,) if d.compares_server else ()),
         *_text_notes(d),
         *_judged_by(d),
+        *_group_notes(d),
         *weights_checks.pruning_notes(d),
         *weights_checks.recovery_notes(d),
     )
@@ -226,6 +228,16 @@ def _quant(d: Deployment) -> list[Fault]:
     if version == "absent" or weights_checks.is_given(settings.model):  # another check says where it is needed
         return faults
     return faults + version_faults(version, quant.int4_scales, quant.fp4_inputs)
+
+
+def _group_notes(d: Deployment) -> Iterator[str]:
+    """Say that a size of groups is given to a format that has none, or only its own."""
+    quant, draft = d.settings.quant, d.settings.speculative.draft_qformat
+    kinds = [FORMATS[each].weights for each in (*quant.formats, *filter(None, (draft,)))]
+    size = quant.group_size
+    if size != INT4_WEIGHTS.group and all(kind.group_size(size) != size for kind in kinds):
+        groups = f"groups are of {kinds[0].group}" if kinds[0].group else "weights have no groups"
+        yield f"quant.group_size={size} has no effect on {' and '.join(quant.formats)}, whose {groups}"
 
 
 def _newer(d: Deployment) -> Fault | None:
