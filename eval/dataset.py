@@ -400,7 +400,7 @@ def _settle(path: Path, rows: Sequence[Row], column: str, stated: str | None) ->
     if "label" not in meant and any(each != sure for each in meant.values()):
         raise UserError(
             f"{path}, column '{column}': the answers may be {' or '.join(whole)}, which are different choices.",
-            todo=f"Set eval.answers={whole[0]} or eval.answers={whole[1]}.",
+            todo=f"Set {' or '.join(f'eval.answers={kind}' for kind in whole)}.",
         )
     for row, index in zip(rows, sure, strict=True):
         row["answer"] = index

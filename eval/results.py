@@ -324,8 +324,14 @@ def compare_pair(baseline: EvalResult, other: EvalResult) -> Paired:
 
 
 def answers_of(result: EvalResult) -> list[tuple[bool, float]]:
-    """Return, per question, whether it was answered right and how probable that is by guessing among its choices."""
-    return [(each.correct, 1 / len(each.logprobs) if len(each.logprobs) > 1 else 0.0) for each in result.records]
+    """Return, per question, whether it was answered right and how probable that is by guessing among its choices.
+
+    With `exact_match` an answer is right if the model would have written it, which nobody guesses (webqs, whose choices
+    are all right).
+    """
+    chosen = not result.metric.startswith("exact_match,")
+    records = result.records
+    return [(each.correct, 1 / len(each.logprobs) if chosen and len(each.logprobs) > 1 else 0.0) for each in records]
 
 
 def _counted(changes: Sequence[int]) -> Changed:

@@ -89,12 +89,16 @@ def _without_effect(questions: EvalSettings) -> Fault | None:
             f"eval.guided=true has no effect on eval.task='{questions.task}', whose questions have no JSON schema.",
             todo="Leave it out, or set eval=json_validity.",
         )
-    if questions.task in (*BUNDLED, LOCAL) and (questions.dataset or (questions.path and questions.dataset_path)):
-        name = "dataset" if questions.dataset else "dataset_path"
+    revision = None if questions.revision == "main" else questions.revision
+    given = {
+        "dataset": questions.dataset,
+        "revision": revision,
+        "dataset_path": questions.path and questions.dataset_path,
+    }
+    if questions.task in (*BUNDLED, LOCAL) and (name := next((name for name, value in given.items() if value), None)):
         whose = "are those of eval.path" if questions.path else "ship with the project"
         return Fault(
-            f"eval.{name}='{getattr(questions, name)}' has no effect on eval.task='{questions.task}', whose questions "
-            f"{whose}.",
+            f"eval.{name}='{given[name]}' has no effect on eval.task='{questions.task}', whose questions {whose}.",
             todo="Leave it out, or set eval= to the task whose questions it has.",
         )
     return None

@@ -236,8 +236,8 @@ def _group_notes(d: Deployment) -> Iterator[str]:
     kinds = [FORMATS[each].weights for each in (*quant.formats, *filter(None, (draft,)))]
     size = quant.group_size
     if size != INT4_WEIGHTS.group and all(kind.group_size(size) != size for kind in kinds):
-        groups = f"groups are of {kinds[0].group}" if kinds[0].group else "weights have no groups"
-        yield f"quant.group_size={size} has no effect on {' and '.join(quant.formats)}, whose {groups}"
+        groups = f"groups of {kinds[0].group}" if kinds[0].group else "no groups"
+        yield f"no effect: quant.group_size={size}, because {' and '.join(quant.formats)} has {groups}"
 
 
 def _newer(d: Deployment) -> Fault | None:

@@ -167,6 +167,15 @@ def test_lambada_has_a_perplexity_beside_its_accuracy(tmp_path: Path) -> None:
     assert figures["perplexity_stderr,none"] == "N/A"
 
 
+def test_nobody_guesses_what_has_to_be_written(tmp_path: Path) -> None:
+    """All choices of webqs are right, and its answer is right if the model would have written one of them."""
+    for split in ("train", "test"):
+        parquet(tmp_path / f"{split}.parquet", [{"question": "Who?", "answers": ["Ann", "Bob"]}] * 2)
+    result = run(Scripted(), "webqs", tmp_path)
+    assert (result.metric, len(result.records[0].logprobs)) == ("exact_match,none", 2)
+    assert Answered.of(answers_of(result)).chance == 0.0
+
+
 def test_an_empty_choice_is_never_the_best_per_character(tmp_path: Path) -> None:
     """lm-eval divides by its length, 0."""
     rows = [{"goal": "Fix it", "sol1": first, "sol2": "glue", "label": 1} for first in ("tape", "")]

@@ -79,6 +79,7 @@ def test_too_few_questions_are_said_with_the_number_that_is_enough_where_asking_
     [
         (["eval.max_questions=9", "eval.sequential=false"], r"max_questions=9 with sequential=false"),
         (["eval.baseline_tp_size=2", "eval.baseline=skip"], r"baseline_tp_size=2 with baseline=skip"),
+        (["eval.revision=v2"], r"eval\.revision='v2' has no effect on eval\.task='mini_mmlu'"),
         (["eval.dataset=org/name"], r"eval\.dataset='org/name' has no effect on eval\.task='mini_mmlu'"),
         (["eval=quick", "eval.baseline=skip"], r"max_questions=400 with baseline=skip"),
         (["eval.sequential=true", "eval.baseline=reference"], r"sequential=true with baseline=reference"),

@@ -65,6 +65,7 @@ def test_layouts(tmp_path, kind) -> None:
         ("question,A,B,answer\nq,x,y,A\nr,x,x,A\n", r"row 2 .*column 'A/B': an empty or repeated choice"),
         ("question,A,B,answer\nq,x,,A\n", r"1 choice\(s\)"),
         ("question,A,B,C,answer\nq,x,y,z,1\n", "may be index0 or index1"),
+        ("question,A,B,C,answer\nq,0,1,2,1\n", "Set eval.answers=index0 or eval.answers=index1 or eval.answers=text"),
         ("question,A,B,answer\nq,x,y,\n", "column 'answer': '' is not an answer"),
         ("frage,A,B,answer\nq,x,y,A\n", r"no column with the question.*frage.*eval\.question_column"),
         ("query,prompt,A,B,answer\nq,p,x,y,A\n", "query and prompt may each be the question"),
