@@ -212,7 +212,8 @@ class WeightError:
     Attributes:
         error: relative error, Frobenius norm.
         expected: of the best codes of the format.
-        row: largest relative error of a row over the expected one of all rows.
+        row: largest relative error of a row over the expected one of all rows; infinite if a row or column has the
+            other sign, which no rounding gives it.
         gain: factor between the two (least squares), over that of the best codes.
     """
 
@@ -233,13 +234,14 @@ class WeightError:
         return not self.ratio <= 1
 
 
-def compare(source: Array, decoded: Array, expected: Array) -> WeightError:
+def compare(source: Array, decoded: Array, expected: Array, *, rounded_alone: bool = True) -> WeightError:
     """Compare weights [O, I].
 
     Args:
         source: what it was made from.
         decoded: as it is multiplied.
         expected: the source with the format's own error.
+        rounded_alone: each weight was rounded by itself, so that none has the other sign.
     """
     norms = np.linalg.norm(source, axis=1)
     total = float(np.linalg.norm(norms)) or 1.0
@@ -249,7 +251,10 @@ def compare(source: Array, decoded: Array, expected: Array) -> WeightError:
     wide = source.astype(np.float64)
     gain = float((wide * decoded).sum()) / (float((wide * expected).sum()) or 1.0)
     base = max(float((usual / norms).max()), ROUNDED_ONCE)
-    return WeightError(error, least, float((wrong / norms).max()) / base, gain)
+    row = float((wrong / norms).max()) / base
+    if rounded_alone and any((np.einsum(f"oi,oi->{axis}", source, decoded) < 0).any() for axis in "oi"):
+        row = math.inf
+    return WeightError(error, least, row, gain)
 
 
 def best_codes(source: Array, kind: WeightKind, group: int) -> Array:

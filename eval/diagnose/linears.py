@@ -108,7 +108,7 @@ def measure(
     expected = arithmetic.best_codes(source / factors, form.weights, group) * factors
     if form.sequential:
         expected = source + SOLVED * (expected - source)
-    measured = arithmetic.compare(source, decoded, expected)
+    measured = arithmetic.compare(source, decoded, expected, rounded_alone=not form.sequential)
     if form.sequential:
         measured = replace(measured, gain=1.0)  # solving shrinks weights, by as much as the inputs correlate
     if measured.suspicious and smoothing is not None:

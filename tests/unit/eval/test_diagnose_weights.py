@@ -96,3 +96,18 @@ def test_another_tensor_is_recognized_by_its_values():
 
 def test_what_nothing_explains_is_said_to_be_damaged():
     assert "damaged" in explain(Suspect(weight(), weight(9), weight()), [])
+
+
+@pytest.mark.parametrize("kind", [FLOAT_WEIGHTS, *KINDS], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("place", [(slice(None), 3), (7, slice(None))], ids=["column", "row"])
+def test_a_channel_of_the_other_sign_is_suspicious(kind, place):
+    """However little it adds to the error of the whole weight."""
+    source = weight()
+    source[place] *= 0.3
+    found = coded(kind, source)
+    assert not compare(source, found, coded(kind, source)).suspicious
+    found = found.copy()
+    found[place] *= -1
+    assert compare(source, found, coded(kind, source)).suspicious
+    if kind is INT4_WEIGHTS and place[1] == 3:  # solving may turn a weight
+        assert not compare(source, found, coded(kind, source), rounded_alone=False).suspicious
