@@ -479,9 +479,7 @@ def _say_memory(deployed: ClusterDeployment) -> None:
     unset = deployed.settings.model_copy(update={"memory_gib": None})
     computed = sizes(deployed.served, unset, deployed.serving).memory_mib * MIB
     if given is not None and given * GIB < computed:
-        say(
-            f"note: manifests.memory_gib={given:g} is less than the computed need of {show_bytes(computed)}; Kubernetes"
-        )
+        say(f"note: manifests.memory_gib={given:g} is less than the computed need of {show_bytes(computed)};")
         say("      Kubernetes kills a server that uses more than its limit")
 
 

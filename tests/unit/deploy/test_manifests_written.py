@@ -44,6 +44,7 @@ def test_too_little_memory_is_said(tmp_path, capsys):
     manifests(tmp_path, "cpu", "manifests.memory_gib=0.1")
     said = " ".join(capsys.readouterr().out.split())
     assert "manifests.memory_gib=0.1 is less than the computed need of 3." in said
+    assert "; Kubernetes kills a server that uses more than its limit" in said
     manifests(tmp_path, "cpu", "manifests.memory_gib=9")
     assert "computed need" not in capsys.readouterr().out
 
