@@ -590,8 +590,8 @@ def test_several_changes_rerun_at_least_what_each_does(start, picked):
         "eval.url",
         "eval.fidelity",  # goes only with a baseline that is made here
     }
-    if {"eval.sequential", "eval.max_questions"} & set(picked):
-        deciding.add("eval.baseline")  # both are refused with a baseline that is not made here
+    if {"eval.sequential", "eval.max_questions", "eval.baseline_tp_size"} & set(picked):
+        deciding.add("eval.baseline")  # they are refused with a baseline that is not made here
     picked = [key for key in picked if key not in deciding]  # these decide whether other settings are read at all
     for key in picked:
         together = change(together, key, MUST_RERUN[key][0])
