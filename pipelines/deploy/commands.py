@@ -475,10 +475,11 @@ def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
 
 def _say_memory(deployed: ClusterDeployment) -> None:
     """Warn of a limit below what the server is computed to need."""
-    given = deployed.settings.memory_gib
+    if (given := deployed.settings.memory_gib) is None:
+        return
     unset = deployed.settings.model_copy(update={"memory_gib": None})
     computed = sizes(deployed.served, unset, deployed.serving).memory_mib * MIB
-    if given is not None and given * GIB < computed:
+    if given * GIB < computed:
         say(f"note: manifests.memory_gib={given:g} is less than the computed need of {show_bytes(computed)};")
         say("      Kubernetes kills a server that uses more than its limit")
 

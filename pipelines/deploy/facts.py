@@ -22,11 +22,11 @@ from pipelines.predict.performance.limits import engine_sizes
 from pipelines.predict.performance.memory import rank_weight_bytes
 from pipelines.serving.config import ServingSettings
 from pipelines.serving.process import EXIT_GRACE_S
+from pipelines.serving.repository import DESCRIPTION
 from triton_repo.llmapi import BESIDE_THE_ARGUMENTS, MODEL_YAML, read_arguments
 from triton_repo.parameters import ENGINE_DIR
 from triton_repo.tensors import TENSORRT_LLM
 
-DESCRIPTION = "repository.json"
 USUAL_KV_BYTES = GIB
 """Default size of the CPU engine's paged KV cache (upper bound)."""
 

@@ -27,16 +27,15 @@ from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.registry import ENGINES, EngineDescription
 from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.engines.tensorrt_llm.releases import release_for
-from pipelines.host.disk import is_writable, why_no_folder
+from pipelines.host.disk import is_writable, nearest, why_no_folder
 from pipelines.host.machine import CGROUP, Machine, cpu_quota, gather, library_versions, native_bf16
 from pipelines.plan import checks
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
 from pipelines.settings.groups import choices
-from pipelines.settings.model import ModelSettings
 from pipelines.settings.root import Settings
-from pipelines.store.sources import model_config
+from pipelines.store.sources import shape_of
 from pipelines.store.store import Store
 
 # Compare NVIDIA's model templates, inside its container, with the parameters this project knows.
@@ -98,11 +97,10 @@ def _place(name: str, folder: Path, setting: str) -> ProbeResult:
     folder = folder.expanduser().absolute()
     if why := why_no_folder(folder):
         return ProbeResult(name, f"{folder} cannot be created: {why}", "bad", f"Set another folder: {setting}")
-    parent = next(path for path in (folder, *folder.parents) if path.exists())
     if not is_writable(folder):
         return ProbeResult(name, f"{folder} is not writable", "bad", f"Give another folder than {setting}.")
     try:
-        free = shutil.disk_usage(parent).free
+        free = shutil.disk_usage(nearest(folder)).free
     except OSError as error:
         return ProbeResult(name, f"{folder}: free space unknown, {error.strerror}", "note")
     text = f"{folder}, {show_bytes(free)} free"
@@ -216,7 +214,7 @@ def _features(fields: Mapping[str, str], cpuinfo: Path) -> ProbeResult:
 def judge_combinations(settings: Settings, machine: Machine) -> list[CombinationVerdict]:
     """Judge all combinations, with the rest of the configuration as it is."""
     models = [load([f"model={name}"]) for name in choices("model") if name != "hub"]
-    shapes = [(model, _shape(model.model)) for model in models]
+    shapes = [(model, shape_of(model.model)) for model in models]
     quants = [load([f"quant={name}"]).quant for name in choices("quant")]
     quants.sort(key=lambda quant: list(QFormat).index(quant.qformat))
     usual = load([]).build
@@ -266,12 +264,6 @@ def _combined(
     limits = {name: value for name, value in chosen.build if value != getattr(usual, name)}
     build = settings.build.model_copy(update=limits)
     return combined.model_copy(update={"multimodal": chosen.multimodal, "build": build})
-
-
-def _shape(model: ModelSettings) -> ModelShape | None:
-    if model.shape is not None:
-        return model.shape.to_shape()
-    return None if model.folder is None else ModelShape.from_hf_config(model_config(model.folder))
 
 
 # Run every probe and collect the results.

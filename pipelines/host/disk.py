@@ -169,8 +169,13 @@ def unwritable_folders(folders: Mapping[str, Path]) -> list[Fault]:
     ]
 
 
+def nearest(folder: Path) -> Path:
+    """Return an absolute folder, or the nearest of its parents that exists."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
 def is_writable(folder: Path) -> bool:
     """Return whether this user can write an absolute folder, or make it where its nearest existing parent is."""
-    parent = next(path for path in (folder, *folder.parents) if path.exists())
+    parent = nearest(folder)
     # nobody makes anything in /proc, although root has every permission there
     return os.access(parent, os.W_OK | os.X_OK) and parent.stat().st_dev != Path("/proc").stat().st_dev

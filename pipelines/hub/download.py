@@ -16,6 +16,7 @@ from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.domain.units import show_bytes
+from pipelines.host.disk import nearest
 from pipelines.host.files import FileRecord, link_or_copy, parse_json, sha256_file
 from pipelines.hub.faults import HubFile, HubListing, HubSnapshot, HubSource, check_token, explained
 from pipelines.hub.fetch import fetch, missing_bytes, remember_revision
@@ -303,7 +304,7 @@ def _deliver(listing: HubListing, names: Sequence[str], out_dir: Path, progress:
 def _check_space(listing: HubListing, files: Sequence[HubFile], out_dir: Path) -> None:
     """Fail before the first byte is fetched if the files will not fit."""
     folder = Path(constants.HF_HUB_CACHE)
-    cache = next(path for path in (folder, *folder.parents) if path.exists())
+    cache = nearest(folder)
     needs = {cache: missing_bytes(listing, files)}
     if cache.stat().st_dev != out_dir.stat().st_dev:
         needs[out_dir] = sum(file.size for file in files)

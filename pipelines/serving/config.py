@@ -159,15 +159,14 @@ class ServingSettings(Group):
         """What to say of settings that are given for a service that does not run; empty if there are none."""
         runs = self.front and self.server == "tritonserver"
         keys = [*(() if "openai_port" in self.listens_on else ("openai_port",)), *(() if runs else self.OF_THE_FRONT)]
-        given = [key for key in keys if getattr(self, key) != type(self).model_fields[key].default]
-        if not given:
+        values = {key: getattr(self, key) for key in keys if getattr(self, key) != type(self).model_fields[key].default}
+        if not values:
             return ""
-        values = {key: getattr(self, key) for key in given}
         shown = (
             f"serving.{key}={','.join(value) if isinstance(value, tuple) else value}" for key, value in values.items()
         )
         why = "its service runs with serving.openai=true" if self.server == "tritonserver" else "trtllm-serve has none"
-        return f"{', '.join(shown)} {'is' if len(given) == 1 else 'are'} not used: {why}."
+        return f"{', '.join(shown)} {'is' if len(values) == 1 else 'are'} not used: {why}."
 
     @property
     def on_free_ports(self) -> ServingSettings:

@@ -26,6 +26,7 @@ from pipelines.domain.units import MIB
 from pipelines.domain.variant import Variant
 from pipelines.host.files import check_links, json_object, parse_json, small_text
 from pipelines.settings.base import HUB_NAME
+from pipelines.settings.model import ModelSettings
 from pipelines.store.manifest import HashCache
 from pipelines.store.store import content_digest
 
@@ -176,6 +177,17 @@ def _reading(config: Mapping[str, Any]) -> str:
     if isinstance(block, Mapping) and block.get("quant_method") == "gptq" and block.get("sym") is False:
         reading["zero_points"] = "of whole words"
     return json.dumps(reading) if reading else ""
+
+
+def shape_of(model: ModelSettings) -> ModelShape | None:
+    """Return the shape of a model, as it is stated or as its folder has it; None if it is not on this machine.
+
+    Raises:
+        UserError: config.json is missing, not JSON, or of a model that is not built.
+    """
+    if model.shape is not None:
+        return model.shape.to_shape()
+    return None if model.folder is None else ModelShape.from_hf_config(model_config(model.folder))
 
 
 def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:

@@ -18,7 +18,6 @@ from pipelines.document import blocks
 from pipelines.document.show import number, percent
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat
-from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.registry import TENSORRT_LLM
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_folder
@@ -32,7 +31,7 @@ from pipelines.settings.model import ModelSettings
 from pipelines.settings.plain import override
 from pipelines.settings.root import Settings
 from pipelines.store.manifest import read_manifests
-from pipelines.store.sources import model_config
+from pipelines.store.sources import shape_of
 from pipelines.store.store import Store
 from triton_repo import parameters
 from triton_repo.llmapi import OPTIONS as OPTIONS_FILE
@@ -221,10 +220,9 @@ def migrate(overrides: Sequence[str]) -> int:
 
 def _check_model(old: OldDeployment, model: ModelSettings, word: str) -> None:
     """Refuse an engine whose sizes are not those of the model, as far as both are known."""
-    shape = model.shape.to_shape() if model.shape is not None else None
-    if model.folder is not None:
-        with suppress(UserError):  # on another machine, or of a family that is judged later
-            shape = ModelShape.from_hf_config(model_config(model.folder, "model.path"))
+    shape = None
+    with suppress(UserError):  # on another machine, or of a family that is judged later
+        shape = shape_of(model)
     sizes = {name: (old.pretrained.get(name), getattr(shape, name, None)) for name in SIZES}
     wrong = {name: pair for name, pair in sizes.items() if None not in pair and pair[0] != pair[1]}
     if wrong:

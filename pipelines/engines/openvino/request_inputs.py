@@ -165,7 +165,10 @@ def _request(row: _Row, ids: Array, limits: ModelLimits) -> GenerationRequest:
         top_p=row.number("runtime_top_p", 0.0, "from 0 (off) to 1", lambda p: 0 <= p <= 1),
         seed=row.value("seed", None),
         repetition_penalty=row.number(
-            "repetition_penalty", 1.0, "at least 1e-30 (1 means none)", lambda p: p >= LEAST_REPETITION_PENALTY
+            "repetition_penalty",
+            1.0,
+            f"at least {LEAST_REPETITION_PENALTY:g} (1 means none)",
+            lambda p: p >= LEAST_REPETITION_PENALTY,
         ),
         presence_penalty=row.number("presence_penalty", 0.0, "from -2 to 2", lambda p: -2 <= p <= 2),
         frequency_penalty=row.number("frequency_penalty", 0.0, "from -2 to 2", lambda p: -2 <= p <= 2),
