@@ -12,7 +12,7 @@ from eval.fidelity.divergence import FidelityResult
 from eval.perplexity import PerplexityResult
 from eval.results import EvalResult, Flips
 from pipelines.compress.config import ABOUT, SHIPPED
-from pipelines.document.show import NONE
+from pipelines.document.show import NONE, flat
 from pipelines.domain.benchmark import BenchmarkResult, Distribution, LoadPoint, Summary
 from pipelines.domain.summary import RequestColumns, Window
 from pipelines.host.files import sha256_file
@@ -320,20 +320,23 @@ _MACHINE = ("platform", "cpu_count", "cpu", "memory_bytes", "gpus")
 """Facts that distinguish two machines; the rest (load, names) changes from run to run."""
 
 
+def _alike(result: BenchmarkResult) -> dict[str, Any]:
+    """Return what is equal for runs that may be compared."""
+    return {
+        "model": result.model,
+        "engine": result.engine,
+        "tp": result.tp_size,
+        "world": result.world_size,
+        "gpus": result.gpus,
+        "workload": dict(result.workload),
+        "arrivals": sorted({level.arrival for level in result.levels}),
+        "machine": {name: result.machine[name] for name in _MACHINE if name in result.machine},
+    }
+
+
 def run_key(result: BenchmarkResult) -> str:
     """Return a key that is equal for runs that may be compared or, in the same format, replace each other."""
-    return canonical(
-        {
-            "model": result.model,
-            "engine": result.engine,
-            "tp": result.tp_size,
-            "world": result.world_size,
-            "gpus": result.gpus,
-            "workload": dict(result.workload),
-            "arrivals": sorted({level.arrival for level in result.levels}),
-            "machine": {name: result.machine[name] for name in _MACHINE if name in result.machine},
-        }
-    )
+    return canonical(_alike(result))
 
 
 def group_runs(formats: Iterable[FormatReport]) -> tuple[Workload, ...]:
@@ -343,13 +346,14 @@ def group_runs(formats: Iterable[FormatReport]) -> tuple[Workload, ...]:
         for run in item.runs:
             groups.setdefault(run_key(run.result), []).append(run)
     ordered = sorted(groups.values(), key=lambda runs: max(run.artifact.created for run in runs), reverse=True)
-    names = [str(runs[0].result.workload.get("name", "workload")) for runs in ordered]
+    alike = [dict(flat(_alike(runs[0].result))) for runs in ordered]
+    names = [facts.get("workload.name", "workload") for facts in alike]
     workloads = []
-    for name, runs in zip(names, ordered, strict=True):
-        result = runs[0].result
-        tail = f" ({result.model}, {result.engine}, TP {result.tp_size}, {result.measured_at})"
-        title = name + tail if names.count(name) > 1 else name  # with details that distinguish equal names
-        workloads.append(Workload(title, result.model, tuple(runs)))
+    for name, facts, runs in zip(names, alike, ordered, strict=True):
+        namesakes = [each for other, each in zip(names, alike, strict=True) if other == name]
+        unlike = [key for key in facts if len({each.get(key) for each in namesakes}) > 1]
+        tail = f" ({', '.join(f'{key} {facts[key]}' for key in unlike)})" if unlike else ""
+        workloads.append(Workload(name + tail, runs[0].result.model, tuple(runs)))
     return tuple(workloads)
 
 

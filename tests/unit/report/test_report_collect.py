@@ -160,6 +160,16 @@ def test_other_workloads_stand_alone_newest_first(tmp_path):
     assert [(item.title, len(item.runs)) for item in data.workloads] == [("summary", 1), ("chat", 1)]
 
 
+def test_workloads_of_one_name_are_told_apart_by_what_differs_and_not_by_their_time(tmp_path):
+    """A report of the next day finds them again by their titles (`report.against`)."""
+    store = Store(tmp_path)
+    repository = add_format(store, "fp8")
+    add_benchmark(store, repository, "fp8", minute=10, name="chat", model="small")
+    add_benchmark(store, repository, "fp8", minute=11, name="chat", model="large")
+    titles = [item.title for item in collect(store).workloads]
+    assert titles == ["chat (model large)", "chat (model small)"]
+
+
 def test_a_second_benchmark_of_the_same_engine_is_a_repeat(tmp_path):
     store = Store(tmp_path)
     repository = add_format(store, "fp8")
