@@ -13,6 +13,7 @@ from functools import cache
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, TypedDict, Unpack
 
 import lm_eval.api.metrics
@@ -192,18 +193,34 @@ def _run(
         lm = EngineLM(
             session, tokenizer, spec.max_length, progress, max_prompt=spec.max_prompt, chat=chat, pictures=pictures
         )
-        # Not `simple_evaluate`, which would spend seconds describing the machine. Any positive number of
-        # bootstrap rounds yields the standard error of a mean, which has a closed form and draws no samples; those of
-        # other figures are left out (`_tamed`).
-        return lm, lm_eval.evaluator.evaluate(
-            lm=lm,
-            task_dict=tasks,
-            limit=limit,
-            bootstrap_iters=1,
-            system_instruction=system,
-            apply_chat_template=spec.apply_chat_template,
-            fewshot_as_multiturn=spec.multiturn,
-        )
+        with _explained(spec):
+            # Not `simple_evaluate`, which would spend seconds describing the machine. Any positive number of
+            # bootstrap rounds yields the standard error of a mean, which has a closed form and draws no samples; those
+            # of other figures are left out (`_tamed`).
+            return lm, lm_eval.evaluator.evaluate(
+                lm=lm,
+                task_dict=tasks,
+                limit=limit,
+                bootstrap_iters=1,
+                system_instruction=system,
+                apply_chat_template=spec.apply_chat_template,
+                fewshot_as_multiturn=spec.multiturn,
+            )
+
+
+@contextmanager
+def _explained(spec: EvalSpec) -> Iterator[None]:
+    """Turn an error of lm-eval's own code, as of a task whose examples it cannot put into a prompt, into ours."""
+    try:
+        yield
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        packages = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__)]
+        if next(name for name in reversed(packages) if name in ("lm_eval", "eval", "pipelines")) != "lm_eval":
+            raise
+        raise UserError(
+            f"lm-eval {version('lm_eval')} failed at eval.task='{spec.task}': {error!r}",
+            todo="Try eval.num_fewshot=0, or choose another task with eval.task.",
+        ) from error
 
 
 def note_truncated(result: EvalResult, progress: Progress) -> None:

@@ -327,3 +327,20 @@ def test_the_hubs_own_reader_takes_our_eval_results(tmp_path: Path) -> None:
         assert (entry.dataset_id, entry.task_id, entry.value) == ("openai/gsm8k", "gsm8k", 0.25)
         assert entry.dataset_revision == kept
         assert "1-shot, exact_match,strict-match, 4 questions" in entry.notes
+
+
+def test_an_error_of_lm_evals_own_code_is_a_sentence(tmp_path: Path) -> None:
+    """lm-eval cannot put an example with several right choices into a prompt; an error of the engine stays one."""
+    rows = [{"url": "u", "question": f"Who is {n}?", "answers": ["Ann", "Bob"]} for n in range(3)]
+    for split in ("train", "test"):
+        parquet(tmp_path / f"{split}-00000-of-00001.parquet", rows)
+    assert run(Scripted(), "webqs", tmp_path).questions == 3
+    with pytest.raises(UserError, match="eval.task='webqs': AssertionError") as error:
+        run(Scripted(), "webqs", tmp_path, num_fewshot=1)
+    assert "eval.num_fewshot=0" in str(error.value.faults[0].todo)
+
+    def broken(_text: str) -> float:
+        raise ValueError("of the engine")
+
+    with pytest.raises(ValueError, match="^of the engine$"):
+        run(Scripted(score=broken), "webqs", tmp_path)
