@@ -335,12 +335,12 @@ def test_an_error_of_lm_evals_own_code_is_a_sentence(tmp_path: Path) -> None:
     for split in ("train", "test"):
         parquet(tmp_path / f"{split}-00000-of-00001.parquet", rows)
     assert run(Scripted(), "webqs", tmp_path).questions == 3
-    with pytest.raises(UserError, match="eval.task='webqs': AssertionError") as error:
+    with pytest.raises(UserError, match=r"eval\.task='webqs': AssertionError") as error:
         run(Scripted(), "webqs", tmp_path, num_fewshot=1)
     assert "eval.num_fewshot=0" in str(error.value.faults[0].todo)
 
     def broken(_text: str) -> float:
         raise ValueError("of the engine")
 
-    with pytest.raises(ValueError, match="^of the engine$"):
+    with pytest.raises(ValueError, match=r"^of the engine$"):
         run(Scripted(score=broken), "webqs", tmp_path)
