@@ -401,7 +401,7 @@ class _Numbered:
 
 def _call_item(call: ToolCall, *, done: bool) -> Json:
     return {
-        "id": f"fc_{call.id.removeprefix('call_')}",
+        "id": f"fc_{call.id}",
         "type": "function_call",
         "status": "completed" if done else "in_progress",
         "call_id": call.id,

@@ -17,9 +17,10 @@ class ToolForm(StrEnum):
     """How a model writes calls.
 
     HERMES: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them, also after text.
-    MISTRAL: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`.
+    MISTRAL: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`, newer ones `[TOOL_CALLS]NAME[ARGS]{...}` each.
     HARMONY: messages to functions, which `channels.HarmonyReader` reads from the tokens.
-    JSON: the whole answer is `{"name": ..., "parameters": {...}}`, several separated by semicolons.
+    JSON: the whole answer is `{"name": ..., "parameters": {...}}`, several separated by semicolons; or, as Granite
+        writes, a list of calls.
     GUIDED: the whole answer is `{"name": ..., "arguments": {...}}`, as `guides.call_schema` has it, or no call.
     GUIDED_LIST: the whole answer is an array of such calls.
     """
@@ -36,9 +37,12 @@ GUIDED_FORMS = (ToolForm.GUIDED, ToolForm.GUIDED_LIST)
 HARMONY_CHANNEL, TOOL_CALL = "<|channel|>", "<tool_call>"
 MARKS = {ToolForm.HERMES: TOOL_CALL, ToolForm.MISTRAL: "[TOOL_CALLS]", ToolForm.HARMONY: HARMONY_CHANNEL}
 HERMES_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
-PYTHON_TAG = "<|python_tag|>"
+NEWER_CALL = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\]|(?=\{))(.*)", re.DOTALL)
+"""Mistral's, behind its mark."""
+TAGS = ("<|python_tag|>", "<|tool_call|>")
+"""What Llama 3 and Granite may write before calls."""
 CUT_CALL = re.compile(
-    r"""(?:[\s\[,;}]|</?tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>)*"""
+    r"""(?:[\s\[,;}]|</?tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_call\|>)*"""
     r"""\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(\{.*|$)""",
     re.DOTALL,
 )
@@ -49,7 +53,7 @@ GUIDED_CALL, LONGEST_BEGINNING = '{"name":', 200
 
 def form_of(template: str | None) -> ToolForm | None:
     """Return the form that a chat template teaches; None if it knows no tools."""
-    if template is None or not re.search(r"\btools\b", template):
+    if template is None or not re.search(r"""(?<![\w.'"])tools(?![\w'"])""", template):  # no key of a message
         return None
     return next((form for form, mark in MARKS.items() if mark in template), ToolForm.JSON)
 
@@ -61,7 +65,7 @@ class ToolCall:
     index: int
     name: str
     arguments: str
-    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
+    id: str = field(default_factory=lambda: secrets.token_hex(5)[:9])  # Mistral's templates refuse other lengths
 
     def whole(self) -> Json:
         """Return the call in a complete response."""
@@ -86,24 +90,21 @@ class ToolFilter:
     def __init__(self, form: ToolForm, *, one: bool = False, forced: Sequence[str] = ()) -> None:
         """Take the form, whether the first call is all that is wanted, and the tools of which one must be called."""
         self._form, self._held, self._holding, self._one = form, "", form is ToolForm.GUIDED_LIST, one
-        self._forced = forced
+        self._forced, self._is_text = forced, False
         self.done = False
 
     def push(self, text: str) -> str:
         """Add text and return what can be shown so far."""
         self._held += text
         visible = "" if self._holding else self._shown()
-        if self._holding and self._one and not {"}", ">"}.isdisjoint(text):  # which end a call
+        if self._held and self._one and not {"}", ">"}.isdisjoint(text):  # which end a call
             self.done = bool(_first_call(self._form, self._held))
         return visible
 
     def _shown(self) -> str:
-        if self._form is ToolForm.GUIDED:
-            return "" if _may_be_a_call(self._held) else self._all()
-        if self._form is ToolForm.JSON:
-            begun = self._held.lstrip()
-            self._holding = begun.startswith(("{", PYTHON_TAG)) or PYTHON_TAG.startswith(begun or " ")
-            return "" if self._holding or not begun else self._all()
+        if self._form in (ToolForm.GUIDED, ToolForm.JSON):  # the answer as a whole is calls, or none of it
+            self._is_text = self._is_text or not _may_be_calls(self._form, self._held)
+            return self._all() if self._is_text else ""
         mark = MARKS[self._form]
         place = self._held.find(mark)
         self._holding = place >= 0
@@ -117,7 +118,7 @@ class ToolFilter:
         held = self._all()
         if self._one:
             held = _first_call(self._form, held) or held
-        found = _cut_calls(held) if cut else []
+        found = _cut_calls("".join(_older(held, "")) if self._form is ToolForm.MISTRAL else held) if cut else []
         found = found or [(name, _written(arguments)) for name, arguments in _calls(self._form, held)]
         if cut and self._forced and not found:  # what there is of the form is no text of the model
             begun = BEGUN_CALL.match(held)
@@ -136,21 +137,24 @@ def overlap(text: str, stop: str) -> int:
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
 
 
-def _may_be_a_call(text: str) -> bool:
-    """Whether a guided answer that begins so may be a call, whose name comes first."""
+def _may_be_calls(form: ToolForm, text: str) -> bool:
+    """Whether an answer that begins so may be calls; in a guided one, the name comes first."""
+    if form is ToolForm.JSON:
+        begun = text.lstrip()
+        inner = begun.removeprefix("[").lstrip()
+        return not inner or inner.startswith("{") or any(begun.startswith(tag) or tag.startswith(begun) for tag in TAGS)
     begun = re.sub(r"\s", "", text[:LONGEST_BEGINNING])
     return begun.startswith(GUIDED_CALL) or GUIDED_CALL.startswith(begun)
 
 
 def _first_call(form: ToolForm, text: str) -> str:
     """Return the first call alone, in the same form; nothing if it is broken or not complete."""
-    mark = MARKS.get(form, PYTHON_TAG)
     if form is ToolForm.HERMES:
         first, end, _ = text.partition("</tool_call>")
         first = first + end if end else ""
     else:
-        begun = text[text.find(mark) + len(mark) :] if mark in text else text
-        begun = begun.lstrip().removeprefix("[").lstrip()
+        mark = MARKS.get(form, "")
+        begun = _parts(form, text)[0].lstrip().removeprefix("[").lstrip()
         try:
             _, size = json.JSONDecoder().raw_decode(begun)
         except (ValueError, RecursionError):
@@ -159,18 +163,32 @@ def _first_call(form: ToolForm, text: str) -> str:
     return first if _calls(form, first) else ""
 
 
+def _parts(form: ToolForm, text: str) -> list[str]:
+    """Return the JSON of calls; what is cut is not complete."""
+    if form is ToolForm.HERMES:
+        return HERMES_CALL.findall(text)
+    if form is ToolForm.MISTRAL:
+        return _older(text, "}")
+    if form in GUIDED_FORMS:
+        return [text]
+    for tag in TAGS:
+        text = text.replace(tag, "")
+    return _joined(text.split(";"))
+
+
+def _older(text: str, end: str) -> list[str]:
+    """Return Mistral's calls as lists of objects, which they were before they became `NAME[ARGS]{...}`."""
+    mark = MARKS[ToolForm.MISTRAL]
+    written = text.partition(mark)[2]
+    if NEWER_CALL.match(written) is None:
+        return [written]
+    return [NEWER_CALL.sub(rf'{{"name": "\1", "arguments": \2{end}', part) for part in written.split(mark)]
+
+
 def _calls(form: ToolForm, text: str) -> list[tuple[str, Json]]:
     """Return name and arguments of each call; nothing if one of them is broken."""
-    if form is ToolForm.HERMES:
-        written: Iterable[str] = HERMES_CALL.findall(text)
-    elif form is ToolForm.MISTRAL:
-        written = [text.partition(MARKS[form])[2]]
-    elif form in GUIDED_FORMS:
-        written = [text]
-    else:
-        written = _joined(text.replace(PYTHON_TAG, "").split(";"))
     try:
-        parsed = [json.loads(part) for part in written if part.strip()]
+        parsed = [json.loads(part) for part in _parts(form, text) if part.strip()]
     except (ValueError, RecursionError):
         return []
     entries = [entry for part in parsed for entry in (part if isinstance(part, list) else [part])]

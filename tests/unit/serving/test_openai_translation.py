@@ -21,7 +21,7 @@ from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.responses import ResponseRequest, in_its_words
 from pipelines.serving.openai.schema import ChatRequest, CompletionRequest
 from pipelines.serving.openai.tokenizer import ServedTokenizer, TextStream
-from pipelines.serving.openai.tools import ToolFilter, ToolForm
+from pipelines.serving.openai.tools import ToolFilter, ToolForm, form_of
 from pipelines.serving.repository import ModelRepository
 from pipelines.settings.model import BUNDLED
 from tests.conftest import ROOT
@@ -343,6 +343,8 @@ def test_a_scored_prompt_is_asked_for_with_nothing_that_changes_tokens(name: str
             [("f", '{"a": 1}'), ("g", "{")],
         ),
         (ToolForm.MISTRAL, f'[TOOL_CALLS] [{F} {{"a": [', [("f", '{"a": [')]),
+        (ToolForm.MISTRAL, '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{', [("f", '{"a": 1}'), ("g", "{")]),
+        (ToolForm.JSON, f'<|tool_call|>[{F} {{"a": 1}}}}, {G} {{', [("f", '{"a": 1}'), ("g", "{")]),
         (ToolForm.JSON, f'<|python_tag|>{F} {{}}}}; {G} {{"b": ";', [("f", "{}"), ("g", '{"b": ";')]),
         (ToolForm.HERMES, "<tool_call> words", []),
     ],
@@ -376,6 +378,48 @@ def test_a_forced_call_that_is_cut_is_never_text(
     rest, found = held.rest(cut=True)
     assert [(call.name, call.arguments) for call in found] == calls
     assert shown + rest == ""
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (ToolForm.MISTRAL, '[TOOL_CALLS]f[ARGS]{"a": "[é{"}[TOOL_CALLS]g[ARGS]{}'),  # Ministral 3, Mistral Small 3.2
+        (ToolForm.MISTRAL, '[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{"a": "[é{"}[TOOL_CALLS]g[CALL_ID]b1b2c3d4e[ARGS]{}'),
+        (ToolForm.MISTRAL, f'[TOOL_CALLS] [{F} {{"a": "[é{{"}}}}, {G} {{}}}}]'),
+        (ToolForm.JSON, f'[{F} {{"a": "[é{{"}}}}, {G} {{}}}}]'),  # Granite 3, whose mark is a special token
+        (ToolForm.JSON, f'<|tool_call|>[{F} {{"a": "[é{{"}}}}, {G} {{}}}}]'),
+    ],
+)
+def test_calls_of_each_form_are_read(form: ToolForm, text: str, size: int) -> None:
+    held = ToolFilter(form)
+    shown = "".join(held.push(text[at : at + size]) for at in range(0, len(text), size))
+    rest, calls = held.rest(cut=False)
+    assert (shown + rest, [(call.name, call.arguments) for call in calls]) == ("", [("f", '{"a": "[é{"}'), ("g", "{}")])
+    assert all(len(call.id) == 9 and call.id.isalnum() for call in calls)  # Mistral's templates refuse others
+
+
+@pytest.mark.parametrize("form", [ToolForm.JSON, ToolForm.GUIDED])
+@pytest.mark.parametrize("begun", [("[", "1"), ("<", "b>"), ("\n", "Run")])
+def test_an_answer_that_began_as_text_is_shown_as_it_grows(form: ToolForm, begun: tuple[str, str]) -> None:
+    """Also what would be a call at its beginning, wherever tokens end."""
+    held, call = ToolFilter(form), f"{F} {{}}}}"
+    shown = [held.push(text) for text in (*begun, " it: ", call, "{", "<")]
+    assert shown[2:] == [" it: ", call, "{", "<"]
+    assert held.rest(cut=False) == ("", ())
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        ("{% if message['role'] == 'system' and 'tools' in message %}<|tool|>{{ message['tools'] }}{% endif %}", None),
+        ("{%- if tools %}{{ tools | tojson }}{% endif %}", ToolForm.JSON),
+        ("{% if not tools is defined %}{% endif %}[TOOL_CALLS]", ToolForm.MISTRAL),
+    ],
+)
+def test_a_template_knows_tools_if_it_reads_them(template: str, form: ToolForm | None) -> None:
+    """Phi-4-mini's has tools only in a message, where nobody puts them: they would be left out of the prompt."""
+    assert form_of(template) is form
 
 
 def test_an_answer_that_ends_with_a_broken_call_is_text() -> None:
