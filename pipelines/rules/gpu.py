@@ -6,6 +6,7 @@ from functools import partial
 
 from pipelines.domain.families import Architecture, titles
 from pipelines.domain.formats import (
+    FORMATS,
     KvFormat,
     QFormat,
     calibrates,
@@ -78,6 +79,17 @@ RULES = (
         " kernels).",
         allowed="On compute capability {d.sm}: {quants}.",
         source=BUILDER,
+    ),
+    rule(
+        name="integer-weights-on-sm120",
+        engines=GPU,
+        warns=True,
+        when=lambda d: known(d.sm) >= 12.0 and (FORMATS[d.qformat].weight_only or d.qformat is QFormat.W4A8_AWQ),
+        failed="quant={d.qformat} on compute capability {d.sm}: TensorRT-LLM 1.3.0rc3 arranges such weights as its"
+        " kernels there do not read them, so answers are wrong; whether 1.2 does is not known.",
+        todo="Check its accuracy with `make evaluate`, or choose quant=nvfp4 or fp8.",
+        source="tensorrt_llm/quantization/functional.py: preprocess_weights_for_mixed_gemm (1.3.0rc3); pull request"
+        " #11561",
     ),
     rule(
         name="fp8-kv-needs-sm89",

@@ -133,11 +133,11 @@ RULES = (
         source=LLM_FORMATS,
     ),
     rule(
-        name="llm-api-awq-is-for-hopper",
+        name="llm-api-has-no-int4-on-sm120",
         when=lambda d: (limit := FORMATS[d.qformat].llm_api_below) is not None and known(d.sm) >= limit,
         failed="engine=tensorrt_llm_llmapi does not support quant={d.qformat} on compute capability {d.sm}.",
-        allowed="The PyTorch backend runs AWQ on Hopper (9.0) and older. Supported here: {quants}.",
-        source=f"{LLM_FORMATS}@09d4c79: Hardware Support Matrix (no AWQ on sm100, sm103, sm120)",
+        allowed="The PyTorch backend runs INT4 weights up to 10.3 (B300). Supported here: {quants}.",
+        source=f"{LLM_FORMATS}: Hardware Support Matrix (1.3.0rc3; no AWQ on sm120)",
     ),
     rule(
         name="llm-api-formats-of-families",

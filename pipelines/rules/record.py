@@ -36,6 +36,7 @@ GPU = Engines(needs_gpu=True, writes_engine=True)
 LLM_API = Engines(writes_engine=False, on_device=False)
 EDGE = Engines(on_device=True)
 BUILT = Engines(writes_engine=True)
+ON_GPUS = Engines(needs_gpu=True, on_device=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from pipelines.rules import attention, builder, cpu, edge, gpu, llmapi, lora, sp
 from pipelines.rules.record import (
     BUILT,
     GPU,
+    ON_GPUS,
     BrokenRule,
     Cases,
     DeploymentFacts,
@@ -121,7 +122,7 @@ def _crowded(d: DeploymentFacts) -> Cases:
 
 built_rule = partial(Rule, topic=SERVING_TOPIC, engines=BUILT)
 gpu_rule = partial(Rule, topic=SERVING_TOPIC, engines=GPU)
-ranks_rule = partial(Rule, topic="Several GPUs", engines=GPU)
+ranks_rule = partial(Rule, topic="Several GPUs", engines=ON_GPUS)
 image_rule = partial(Rule, topic=IMAGES, engines=GPU)
 image_warning = partial(image_rule, warns=True)
 any_image_rule = partial(Rule, topic=IMAGES, engines=BUILT)

@@ -6,7 +6,7 @@ from functools import partial
 
 from pipelines.domain.families import titles
 from pipelines.domain.formats import QFormat
-from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, either, known, listed
+from pipelines.rules.record import GPU, ON_GPUS, Cases, DeploymentFacts, Engines, Rule, either, known, listed
 from pipelines.rules.split import (
     BACKEND,
     BUILDER,
@@ -83,13 +83,16 @@ def _torn_tree(d: DeploymentFacts) -> Cases:
     return ({"name": name, "node": listed(alone[0]), "parent": listed(alone[0][:-1])},) if alone else ()
 
 
-def _speculates(d: DeploymentFacts) -> bool:
-    return d.speculation != "none" or d.build.speculative_decoding_mode is not None
+def _speculates(d: DeploymentFacts) -> Cases:
+    """Return how the deployment speculates, if it does."""
+    if d.speculation != "none" or d.build.speculative_decoding_mode is not None:
+        return ({"how": f"speculative={d.speculation}"},)
+    return ({"how": "llm_api's speculative_config"},) if d.llm_api.others.get("speculative_config") else ()
 
 
 gpu_rule = partial(Rule, topic=TOPIC, engines=GPU)
 gpu_warning = partial(gpu_rule, warns=True)
-built_rule = partial(Rule, topic=TOPIC, engines=BUILT)
+drafting_rule = partial(Rule, topic=TOPIC, engines=Engines(on_device=False))
 RULES = (
     gpu_rule(
         name="drafts-fit-one-iteration",
@@ -122,19 +125,21 @@ RULES = (
         allowed="For this engine: triton.decoding_mode={wanted}.",
         source=f"{SPECULATIVE}; {BACKEND}",
     ),
-    built_rule(
+    drafting_rule(
         name="speculation-has-no-beams",
-        when=lambda d: _speculates(d) and max(d.build.max_beam_width, d.triton.max_beam_width or 1) > 1,
-        failed="build.max_beam_width={d.build.max_beam_width} cannot be combined with speculative={d.speculation}.",
+        when=lambda d: _speculates(d) if max(d.build.max_beam_width, d.triton.max_beam_width or 1) > 1 else (),
+        failed="build.max_beam_width={d.build.max_beam_width} cannot be combined with {how}.",
         todo="Set build.max_beam_width=1 and triton.max_beam_width=null.",
-        source=SPECULATIVE,
+        source=f"{SPECULATIVE}; tensorrt_llm/_torch/pyexecutor/sampler.py (1.3.0rc3): TorchSampler",
     ),
-    gpu_rule(
+    Rule(
         name="speculation-has-no-pipeline",
-        when=lambda d: _speculates(d) and d.build.pp_size > 1,
-        failed="build.pp_size={d.build.pp_size} cannot be combined with speculative={d.speculation}.",
+        topic=TOPIC,
+        engines=ON_GPUS,
+        when=lambda d: _speculates(d) if d.build.pp_size > 1 else (),
+        failed="build.pp_size={d.build.pp_size} cannot be combined with {how}.",
         todo="Set build.pp_size=1 and split with build.tp_size.",
-        source=f"{COMBINATIONS}; {EAGLE}",
+        source=f"{COMBINATIONS}; {EAGLE}; tensorrt_llm/_torch/pyexecutor/py_executor.py (1.3.0rc3)",
     ),
     gpu_rule(
         name="drafting-reads-the-kv-cache-again",
@@ -144,21 +149,21 @@ RULES = (
         todo="Set kv_cache.enable_block_reuse=true, with a KV format that supports it.",
         source=f"{DRAFT_TARGET}; {SPECULATIVE}",
     ),
-    built_rule(
+    drafting_rule(
         name="draft-and-target-share-a-vocabulary",
         when=lambda d: d.same_vocabulary is False,
         failed="speculative.draft has a different vocabulary from {d.label}: tokens would not mean the same.",
         todo="Choose a draft model of the same family and tokenizer: model@speculative.draft=...",
         source=DRAFT_TARGET,
     ),
-    built_rule(
+    drafting_rule(
         name="draft-and-target-have-as-many-tokens",
         when=lambda d: known(d.draft).vocab_size != known(d.shape).vocab_size,
         failed="speculative.draft has {d.draft.vocab_size} tokens, {d.label} has {d.shape.vocab_size}.",
         todo="Choose a draft model of the same family and tokenizer: model@speculative.draft=...",
         source=DRAFT_TARGET,
     ),
-    built_rule(
+    drafting_rule(
         name="a-draft-reaches-as-far",
         when=lambda d: d.shape is not None and (d.longest or 0) > known(d.draft).max_position_embeddings,
         failed="speculative.draft supports {d.draft.max_position_embeddings} tokens; {d.label} is built for"
@@ -166,7 +171,7 @@ RULES = (
         todo="Set build.max_seq_len={d.draft.max_position_embeddings} or less.",
         source=DRAFT_TARGET,
     ),
-    built_rule(
+    drafting_rule(
         name="a-draft-is-smaller",
         warns=True,
         when=lambda d: known(d.draft).num_params >= known(d.shape).num_params,

@@ -17,6 +17,9 @@ CASES = {
     "no-integer-weights-on-sm100": Case(
         {"sm": 10.3, "qformat": AWQ}, r"int4_awq is refused .* 10\.3 .*quant=none, fp8, nvfp4", {"sm": 12.0}
     ),
+    "integer-weights-on-sm120": Case(
+        {"sm": 12.0, "qformat": AWQ}, r"int4_awq on compute capability 12\.0: .*answers are wrong", {"qformat": FP8}
+    ),
     "fp8-kv-needs-sm89": Case(
         {"sm": 8.0, "kv_format": KvFormat.FP8}, r"kv_cache=fp8 needs .*has 8\.0.*kv_cache=auto, int8", {"sm": 8.9}
     ),

@@ -117,8 +117,8 @@ CASES = {
         r"triton\.sink_token_length=4 has no effect with engine=tensorrt_llm_llmapi",
         {"triton": {"sink_token_length": None}},
     ),
-    "llm-api-awq-is-for-hopper": Case(
-        llm(qformat=AWQ, sm=10.0), r"does not support quant=int4_awq on compute capability 10\.0", {"qformat": NVFP4}
+    "llm-api-has-no-int4-on-sm120": Case(
+        llm(qformat=AWQ, sm=12.0), r"does not support quant=int4_awq on compute capability 12\.0", {"sm": 10.3}
     ),
     "llm-api-has-no-int8-kv": Case(
         llm(kv_format=KvFormat.INT8), "does not support kv_cache=int8: ModelOpt exports no", {"kv_format": KvFormat.FP8}

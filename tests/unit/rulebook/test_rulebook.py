@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from pipelines.domain.formats import FORMATS, UNIFORM, QFormat, formats_for
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
+from pipelines.engines.tensorrt_llm.llm_api import LlmApiOptions
 from pipelines.rules import edge
 from pipelines.rules.llmapi import WHY_NOT
 from pipelines.rules.rulebook import RULES, check, check_checkpoint, refused, warned
@@ -17,6 +19,7 @@ from pipelines.settings.features import lookahead_draft_len, lookahead_sizes
 from tests.support.rule_cases import CASES, GEMMA, LLAMA, deployment
 from tests.support.rule_cases.rotary import PHI
 
+NGRAM = LlmApiOptions("1.3.0rc24", extra={"speculative_config": {"decoding_type": "NGram", "max_draft_len": 4}})
 BY_NAME = {rule.name: rule for rule in RULES}
 
 
@@ -123,6 +126,22 @@ def test_gemma_is_never_offered_nvfp4() -> None:
     """What works is told for the family that was given."""
     [fault] = refused(check(deployment(sm=10.0, qformat=QFormat.INT8_SQ, shape=GEMMA, engine="openvino")))
     assert "quant=none, fp8." in str(fault)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"speculation": "draft_target", "build": {"pp_size": 2}}, "pp_size=2 cannot be combined with speculative=dr"),
+        ({"llm_api": NGRAM, "build": {"pp_size": 2}}, "pp_size=2 cannot be combined with llm_api's speculative_config"),
+        ({"llm_api": NGRAM, "build": {"max_beam_width": 2}}, "max_beam_width=2 cannot be combined with llm_api's"),
+        ({"shape": LLAMA, "draft": GEMMA}, "draft has 256000 tokens, the model has 128256"),
+        ({"same_vocabulary": False}, "has a different vocabulary"),
+        ({"build": {"tp_size": 16}, "gpus_per_server": 8}, "need 16 GPUs in one server, which has 8"),
+        ({"build": {"tp_size": 4}, "triton": {"num_nodes": 3}}, "num_nodes=3 does not divide the 4 ranks"),
+    ],
+)
+def test_the_llm_api_drafts_and_divides_ranks_as_engines_do(given: dict[str, Any], message: str) -> None:
+    assert [fault for fault in refused(check(deployment(engine="llmapi", **given))) if message in str(fault)]
 
 
 @pytest.mark.parametrize("draft_len", [*range(1, 40), 83, 255])
