@@ -353,11 +353,7 @@ TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class ChatPrompts:
-    """Renders the messages of a prompt with the chat template of a model's folder.
-
-    Attributes:
-        template: its text.
-    """
+    """Renders the messages of a prompt with the chat template of a model's folder."""
 
     def __init__(self, folder: Path, progress: Progress, *, system_instruction: str | None = None) -> None:
         """Start the process that renders.

@@ -382,13 +382,7 @@ def _windows(shape: ModelShape, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def quantization_block(qformat: QFormat, group_size: int, points: bool = False) -> dict[str, Any]:
-    """Return how linears are quantized, in the entries that ModelOpt writes into config.json.
-
-    Args:
-        qformat: of the linears.
-        group_size: input channels that share a scale.
-        points: whether groups have zero points.
-    """
+    """Return how linears are quantized, in the entries that ModelOpt writes into config.json."""
     form = FORMATS[qformat]
     block: dict[str, Any] = {"quant_algo": form.quant_algo}
     if group := form.weights.group_size(group_size):

@@ -118,12 +118,7 @@ _OF_EXPERTS = ("mlp.fc.weight", "mlp.proj.weight")  # and their scales
 
 
 class RankFiles:
-    """The files of all ranks, for tensors that are known as a checkpoint of one rank has them.
-
-    Attributes:
-        writer: of the files.
-        layout: of the files.
-    """
+    """The files of all ranks, for tensors that are known as a checkpoint of one rank has them."""
 
     def __init__(self, config: CheckpointConfig, out_dir: Path, *, begun: bool = False) -> None:
         """Create the files, with headers and room; or open those that a killed run has created."""
@@ -256,17 +251,7 @@ def copy_vocabulary(
     vocab_size: int,
     progress: Progress,
 ) -> None:
-    """Copy embedding and output head in pieces; a rank whose rows end early has zeros after them.
-
-    Args:
-        writer: of the checkpoint.
-        weights: of the model folder.
-        head: the tensor there that is the output head.
-        dtype: of the checkpoint.
-        layout: says which rows belong where.
-        vocab_size: rows of the embedding.
-        progress: shows tensors.
-    """
+    """Copy embedding and output head in pieces; a rank whose rows end early has zeros after them."""
     tensors = list(layout.copied(writer, vocab_size))
     with progress.task("copying embedding and head", len(tensors), "tensors") as advance:
         for place, source, start, stop in tensors:

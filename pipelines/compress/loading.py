@@ -88,9 +88,6 @@ class ReferenceModel:
 
     The weights are those on disk and the arithmetic is float32, so nothing is rounded that the model's author did not
     round. Sequences of equal length are computed together, so that none needs padding.
-
-    Attributes:
-        max_position_embeddings: longest sequence that the model knows.
     """
 
     def __init__(self, model_dir: Path, device: str) -> None:

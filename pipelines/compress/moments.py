@@ -35,11 +35,7 @@ _SURE = 5.0
 
 
 class Moments:
-    """The sum of x x^T over the inputs x of some linears.
-
-    Attributes:
-        linears: names of the linears.
-    """
+    """The sum of x x^T over the inputs x of some linears."""
 
     def __init__(self, width: int, device: torch.device, *, means: bool = False) -> None:
         """Begin with no inputs.

@@ -220,7 +220,6 @@ class HiddenStates:
     """
 
     def __init__(self, folder: Path, source: LayerSource, data: CalibrationSet) -> None:
-        """Use a folder that exists."""
         self._folder, self._source, self._data = folder, source, data
 
     def prepare(self, number: int) -> None:

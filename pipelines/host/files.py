@@ -295,12 +295,7 @@ class FileRecord(TypedDict):
 
 
 def sha256_file(path: Path, advance: Advance | None = None) -> str:
-    """Return the SHA-256 of a file's content as 64 hex digits.
-
-    Args:
-        path: the file.
-        advance: called with the number of bytes just read.
-    """
+    """Return the SHA-256 of a file's content as 64 hex digits."""
     return _digest(hashlib.sha256(), path, advance)
 
 
@@ -308,10 +303,6 @@ def sha256_on_disk(path: Path, advance: Advance | None = None) -> str:
     """Return the SHA-256 of the file on disk, 64 hex digits, bypassing the page cache.
 
     Pages that a running process maps stay in memory, and are read from there.
-
-    Args:
-        path: the file.
-        advance: called with the number of bytes just read.
     """
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -56,13 +56,7 @@ def width() -> int:
 
 
 def wrapped(text: str, indent: int = 2, room: int | None = None) -> str:
-    """Break a paragraph into lines that fit; words are kept whole.
-
-    Args:
-        text: the paragraph.
-        indent: blanks before every line but the first.
-        room: the longest line, if not `width()`.
-    """
+    """Break a paragraph into lines that fit; words are kept whole."""
     return textwrap.fill(
         as_typed(text), room or width(), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )

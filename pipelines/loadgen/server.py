@@ -19,16 +19,9 @@ _COUNTERS = ("success", "fail", "queue", "compute_input", "compute_infer", "comp
 
 
 class Server:
-    """One Triton server."""
+    """One Triton server, at the host:port of its gRPC."""
 
     def __init__(self, url: str, images: int = 0, visual_tokens: int = 1) -> None:
-        """Prepare.
-
-        Args:
-            url: host:port of its gRPC.
-            images: pictures of each request.
-            visual_tokens: input tokens of one.
-        """
         self.url, self._images, self._added = url, images, images * (visual_tokens - 1)
         self._client = triton.InferenceServerClient(url)
 

@@ -351,11 +351,6 @@ def check_cpu(settings: Settings, needs: Mapping[str, CpuMemory], memory_bytes: 
 
     Weights and KV pool are refused if they do not fit; iterations may stay smaller than the limits allow, so they only
     cause a warning.
-
-    Args:
-        settings: the configuration.
-        needs: see `cpu_needs`.
-        memory_bytes: of the machine.
     """
     memory = needs.get(ENGINE)
     own = sum(each.own for each in needs.values())

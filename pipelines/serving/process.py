@@ -42,11 +42,7 @@ _number = itertools.count()
 
 
 class ServerProcess:
-    """A server in a supervised process, and its log.
-
-    Attributes:
-        log_file: everything that it prints.
-    """
+    """A server in a supervised process, and its log."""
 
     program = "tritonserver"
     """Its name in messages."""

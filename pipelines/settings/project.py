@@ -46,9 +46,6 @@ def project_content() -> dict[str, Any]:
 def own_presets(overrides: Sequence[str]) -> dict[Path, dict[str, Any]]:
     """Read the project's own presets that the overrides or its file choose.
 
-    Args:
-        overrides: of the command line.
-
     Returns:
         file -> its keys, with their groups.
 

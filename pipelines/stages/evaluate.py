@@ -117,9 +117,6 @@ class EvaluateSequentially(Evaluate):
 
     The two engines are asked in turns until the verdict on the loss is known. Answers are stored by the engine's
     content, so that a stopped run resumes, and the 16-bit engine answers each question once for all formats.
-
-    Attributes:
-        answers: folder for the answers of all engines.
     """
 
     answers: Path

@@ -180,12 +180,7 @@ class HashCache:
         return self._remembered(path) or self._read(path, sha256_file)
 
     def from_disk(self, path: Path, advance: Advance | None = None) -> str:
-        """Return the SHA-256 of the file on disk, 64 hex digits.
-
-        Args:
-            path: the file.
-            advance: called with the number of bytes just read.
-        """
+        """Return the SHA-256 of the file on disk, 64 hex digits."""
         return self._read(path, lambda path: sha256_on_disk(path, advance))
 
     def prime(self, paths: Iterable[Path]) -> None:

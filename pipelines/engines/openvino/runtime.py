@@ -329,11 +329,6 @@ def check_request(folder: EngineFolder, options: OpenVinoOptions, length: int, n
 def check_length(folder: EngineFolder, tokens: int, new_tokens: int = 0) -> None:
     """Reject a sequence longer than max_seq_len.
 
-    Args:
-        folder: the engine, with its limits.
-        tokens: of the sequence.
-        new_tokens: how many of them are asked for.
-
     Raises:
         UserError: naming the length and max_seq_len.
     """

@@ -40,9 +40,6 @@ class GraphForcing:
     The head runs by itself: its products are wide enough to be made for a few tokens, whereas the layers below it are
     faster the more tokens they read at once. Both are parts of one graph, of which one is given no tokens: compiled by
     itself, the plugin holds a 16-bit head in float32 where it computes in float32.
-
-    Attributes:
-        arithmetic: its arithmetic in words.
     """
 
     def __init__(self, folder: EngineFolder, options: OpenVinoOptions, *, varied: bool = False) -> None:

@@ -173,11 +173,7 @@ def _attention(shape: VisionShape, weights: _Weights, name: str, x: ov.Node) -> 
 
 
 class VisionEncoder:
-    """An encoder's engine, loaded.
-
-    Attributes:
-        hidden_size: values of a feature.
-    """
+    """An encoder's engine, loaded."""
 
     def __init__(self, folder: Path, options: OpenVinoSettings | None = None) -> None:
         """Compile.

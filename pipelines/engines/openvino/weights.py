@@ -123,11 +123,7 @@ _OV_TYPES = {
 
 @dataclass
 class WeightStore:
-    """Creates constants from one checkpoint and keeps their buffers alive until the model is saved.
-
-    Attributes:
-        checkpoint: source of the tensors.
-    """
+    """Creates constants from one checkpoint and keeps their buffers alive until the model is saved."""
 
     checkpoint: Checkpoint
     _buffers: list[Array] = field(default_factory=list)

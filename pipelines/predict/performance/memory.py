@@ -39,11 +39,6 @@ def weight_bytes(shape: ModelShape, qformat: QFormat, mean_bits: float | None = 
     Linears take the format's bits plus their group scales (16 bit; NVFP4's are 8 bit); embedding, head and norms
     stay at 16 bit. Llama-3-8B at 16 bit: 2 x 8,030,261,248 = 16.06 GB; int4_awq: 6,979,321,856 linear weights
     x (4 + 16/128) bit = 3.60 GB + 2 x 1,050,939,392 = 5.70 GB.
-
-    Args:
-        shape: dimensions of the model.
-        qformat: format of the linears.
-        mean_bits: of a weight in a mix of formats, with scales.
     """
     bits = mean_bits or FORMATS[qformat].linear_bits
     return shape.linear_params * bits / 8 + 2 * (shape.num_params - shape.linear_params)
@@ -202,10 +197,6 @@ def device_memory(sizes: EngineSizes, total: float) -> DeviceMemory:
     With weight streaming the GPU keeps gpu_weights_percent of the weights (`cpp/tensorrt_llm/runtime/tllmRuntime.cpp`:
     the budget is that share of TensorRT's getStreamableWeightsSize). Weights that TensorRT does not stream and its
     scratch memory for streaming are not known before the build, and not counted.
-
-    Args:
-        sizes: sizes of the engine.
-        total: memory of the GPU, bytes.
     """
     held, share = rank_weight_bytes(sizes), sizes.gpu_weights_percent
     memory = DeviceMemory(

@@ -238,15 +238,7 @@ class PolicyCurve:
 
 
 def curves_picture(curves: Sequence[PolicyCurve], *, unit: str, rate_unit: str, load: str, caption: str) -> Figure:
-    """Draw throughput, TTFT and E2E against the load, one line per policy, all over the same loads.
-
-    Args:
-        curves: one per policy.
-        unit: of latencies, "ticks" or "s".
-        rate_unit: unit of time of the rates, "1,000 ticks" or "s".
-        load: label of the load axis.
-        caption: what is simulated.
-    """
+    """Draw throughput, TTFT and E2E against the load, one line per policy, all over the same loads."""
     latency, scale = LATENCY[unit]
 
     def draw(figure: Drawing, theme: Theme) -> None:
