@@ -31,6 +31,8 @@ BY_STATISTIC = {
 OF_BENCH = BY_STATISTIC | {"mean": ("average",), "min": ("minimum",), "max": ("maximum",)}
 ENGINES = {"tensorrtllm": "tensorrt_llm"}
 """genai-perf's names of engines, where they differ from this project's."""
+PHASES = "phases"
+"""Folder beside AIPerf's result, where AIPerf 0.13 writes the warm-up and each profiling phase by itself."""
 SERVER_METRICS = "server_metrics_export.json"
 """What AIPerf writes beside its result: the metrics of the server."""
 
@@ -104,9 +106,14 @@ def _profiling(file: ResultFile) -> Mapping[str, Any]:
     phases = file.get("input_config", "phases")
     if phases is None:
         return dict(file.need("input_config", "loadgen"))
-    profiling = [p for p in phases if "profiling" in (p.get("kind"), p.get("name"))]
+    folder = Path(file.source).parent
+    own = [p for p in phases if folder.parent.name == PHASES and p.get("name") == folder.name]
+    if any("warmup" in (p.get("kind"), p.get("name")) for p in own):
+        raise UserError(f"{file.source} (AIPerf) is of the warm-up.", todo=f"Give {folder.parent.parent}.")
+    profiling = own or [p for p in phases if "profiling" in (p.get("kind"), p.get("name"))]
     if len(profiling) != 1:
-        raise file.fault("input_config.phases[profiling]", "One profiling phase is one level; give each its own file.")
+        todo = f"One profiling phase is one level; give the file of each, {PHASES}/NAME/{Path(file.source).name}."
+        raise file.fault("input_config.phases[profiling]", todo)
     return dict(profiling[0])
 
 

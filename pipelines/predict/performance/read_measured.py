@@ -19,9 +19,17 @@ from pipelines.domain.summary import SECOND
 from pipelines.engines.registry import runs_on_cpu
 from pipelines.host.files import parse_json, sha256_file
 from pipelines.loadgen.health import from_stored
-from pipelines.predict.performance.measured import Measured, MeasuredLevel, Sent, Served, guidellm, is_guidellm
+from pipelines.predict.performance.measured import (
+    Measured,
+    MeasuredLevel,
+    ResultFile,
+    Sent,
+    Served,
+    guidellm,
+    is_guidellm,
+)
 from pipelines.predict.performance.measured_open import inference_perf, llm_d, sglang, vllm
-from pipelines.predict.performance.measured_tools import aiperf, genai_perf, is_aiperf, trtllm_bench
+from pipelines.predict.performance.measured_tools import PHASES, aiperf, genai_perf, is_aiperf, trtllm_bench
 from pipelines.store.manifest import MANIFEST, check_files, read_manifest
 
 Reader = Callable[[Any, str], Measured]
@@ -72,6 +80,9 @@ def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     results = {file for name in NAMES for file in path.rglob(name) if not file.name.endswith(".pytorch.json")}
+    results -= {
+        file for file in results if file.parent.parent.name == PHASES and file.parents[2] / file.name in results
+    }
     reports = set(path.rglob(LLM_D))  # llm-d keeps the files that they are made from beside them
     if not results:
         raise UserError(
@@ -214,13 +225,16 @@ def from_result(result: BenchmarkResult, path: Path) -> Measured:
     """
     pairs = [(level, measured_level(result, level, path.parent)) for level in result.levels if level.counts]
     levels = [level for level, measured in pairs if measured is not None]
-    notes = tuple(f"Not used: {level.load}, {_why_not(level)}." for level in result.levels if not level.counts)
+    notes = [f"Not used: {level.load}, {_why_not(level)}." for level in result.levels if not level.counts]
     if not levels:
         raise UserError(
             f"{path} has no level that describes the server.",
             allowed=" ".join(notes),
             todo="Measure again: make benchmark",
         )
+    for level in levels:
+        lost, done, file = sum(level.summary.errors.values()), level.summary.e2e_s.count, f"{path}, {level.load}"
+        notes += ResultFile(None, file, "").notes(streamed=True, lost=lost, total=lost + done)
     blocks = [level.server.get("metrics", {}).get("kv_cache_block_max", {}).get("max") for level in levels]
     gpus = result.machine.get("gpus") or [{}]
     elsewhere = result.engine == ELSEWHERE  # and then `machine` is only that of the client
@@ -238,7 +252,7 @@ def from_result(result: BenchmarkResult, path: Path) -> Measured:
         served=served,
         limits={"kv_blocks": int(counts[0])} if (counts := [value for value in blocks if value]) else {},
         sources=(str(path),),
-        notes=notes,
+        notes=tuple(notes),
         about={
             "measured_at": result.measured_at,
             "versions": dict(result.versions),

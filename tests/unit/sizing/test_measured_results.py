@@ -207,3 +207,14 @@ def test_a_result_without_any_other_load_is_refused_with_the_reason(tmp_path):
     (tmp_path / RESULT).write_text(json.dumps(result.to_json()))
     with pytest.raises(UserError, match=r"no level that describes the server.*concurrency 4, where the load generator"):
         read_measured([tmp_path / RESULT])
+
+
+def test_failed_requests_of_our_own_load_are_named(tmp_path):
+    """A fleet sized from a server that fails half of its requests must not pass for one that serves them."""
+    result, _ = benchmark("fp8", (4,))
+    data = result.to_json()
+    data["levels"][0]["summary"]["errors"] = {"server_error": 16, "timeout": 4}
+    (tmp_path / RESULT).write_text(json.dumps(data))
+    total = 20 + data["levels"][0]["summary"]["e2e_s"]["count"]
+    (note,) = read_measured([tmp_path / RESULT]).notes
+    assert f"concurrency 4: 20 of {total:,} requests failed" in note

@@ -215,3 +215,39 @@ def test_an_aggregate_of_aiperf_is_refused_as_one(tmp_path):
     )
     with pytest.raises(UserError, match=r"an aggregate over several runs \(confidence\)"):
         read_measured([path])
+
+
+def test_a_folder_of_aiperf_is_one_load_beside_the_files_of_its_phases(tmp_path):
+    """AIPerf 0.13 writes warm-up and measurement by themselves as well, each under the name of the whole."""
+
+    def phased(data):
+        data["input_config"]["phases"] = [
+            {"name": "warmup", "kind": "warmup", "type": "concurrency", "concurrency": 4},
+            {"name": "profiling", "kind": "profiling", "type": "concurrency", "concurrency": 16},
+        ]
+
+    text = changed(tmp_path, "aiperf_1_5.json", phased).read_text()
+    files = [tmp_path / place / "profile_export_aiperf.json" for place in (".", "phases/warmup", "phases/profiling")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    (level,) = read_measured([tmp_path]).levels
+    assert [level] == [*read_measured(files[2:]).levels]
+    with pytest.raises(UserError, match=r"phases/warmup/profile_export_aiperf\.json .* is of the warm-up"):
+        read_measured(files[1:2])
+
+
+def test_each_phase_of_aiperf_is_a_load_by_its_own_file(tmp_path):
+    def phased(data):
+        names = (("low", 8), ("high", 16))
+        data["input_config"]["phases"] = [
+            {"name": name, "kind": "profiling", "type": "concurrency", "concurrency": users} for name, users in names
+        ]
+
+    whole = changed(tmp_path, "aiperf_1_5.json", phased)
+    with pytest.raises(UserError, match=r"phases/NAME/aiperf_1_5\.json"):
+        read_measured([whole])
+    high = tmp_path / "phases" / "high" / "profile_export_aiperf.json"
+    high.parent.mkdir(parents=True)
+    high.write_text(whole.read_text())
+    assert read_measured([high]).levels[0].concurrency == 16
