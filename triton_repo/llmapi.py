@@ -30,6 +30,11 @@ CHECKPOINT, DRAFT = "checkpoint", "draft"
 draft model's checkpoint."""
 
 
+def serve_command(host: str, port: int) -> str:
+    """Return what serves the folder of an LLM API, typed inside it."""
+    return f"trtllm-serve {CHECKPOINT} --host {host} --port {port} --extra_llm_api_options {OPTIONS}"
+
+
 def read_arguments(path: Path, beside: Iterable[str] = ()) -> dict[str, Any]:
     """Return the arguments of `tensorrt_llm.LLM` from a YAML file.
 

@@ -212,6 +212,29 @@ GPU_PLACES = tuple(name for name in PLACES if not name.startswith(("retention_",
 """Those that `tensorrt_llm` itself reads; the others are for tensorrt_llm_bls and the draft model."""
 TARGET_ONLY = ("lora_prefetch_dir", "guided_decoding_backend", "xgrammar_tokenizer_info_path", "decoding_mode")
 
+OF_THE_LLM_API = {
+    "batch_scheduler_policy",
+    "cancellation_check_period_ms",
+    "decoupled_mode",
+    "guided_decoding_backend",
+    "kv_cache_free_gpu_mem_fraction",
+    "kv_cache_host_memory_bytes",
+    "max_attention_window_size",
+    "max_tokens_in_paged_kv_cache",
+    "num_nodes",
+}
+"""The settings that the LLM API supports; the others belong to the C++ backend."""
+ONLY_WITH = {
+    "retention_priority": "retention_tokens",
+    "retention_duration_ms": "retention_tokens",
+    "cuda_graph_cache_size": "cuda_graph_mode",
+    "kv_cache_onboard_blocks": "kv_cache_host_memory_bytes",
+    **dict.fromkeys(SPECULATION[:3], "decoding_mode=lookahead"),
+    "medusa_choices": "decoding_mode=medusa",
+    "eagle_choices": "decoding_mode=eagle",
+}
+"""Setting -> another one without which TensorRT-LLM's backend does not look at it."""
+
 CPU_WORDS = {
     "decoding_mode": ("top_k", "top_p", "top_k_top_p", "beam_search"),
     "batching_strategy": ("inflight_fused_batching", "inflight_batching"),
@@ -320,6 +343,21 @@ def changed(settings: TritonSettings, names: Iterable[str]) -> dict[str, Any]:
         for name in names
         if getattr(settings, name) != TritonSettings.model_fields[name].default
     }
+
+
+def unread(settings: TritonSettings, engine: EngineDescription) -> list[str]:
+    """Return the settings that are given for an engine whose repository leaves them out."""
+    if engine.server is ServerBackend.TENSORRTLLM:
+        return []
+    whole = set(TritonSettings.model_fields)
+    return sorted(changed(settings, PLACES if engine.server is ServerBackend.PYTHON else whole - OF_THE_LLM_API))
+
+
+def lone(settings: TritonSettings) -> dict[str, str]:
+    """Return the settings that are given without another one, which they belong to."""
+    given = changed(settings, TritonSettings.model_fields)
+    present = {*given, *(f"{name}={value}" for name, value in given.items())}
+    return {name: other for name, other in ONLY_WITH.items() if name in given and other not in present}
 
 
 def setting_faults(settings: TritonSettings, engine: EngineDescription) -> list[Fault]:

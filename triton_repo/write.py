@@ -212,7 +212,6 @@ def _description(
     limits: EngineLimits, settings: TritonSettings, spec: RepositorySpec, models: list[str]
 ) -> dict[str, Any]:
     on_cpu = spec.engine.server is ServerBackend.PYTHON
-    ignored = parameters.changed(settings, parameters.PLACES) if on_cpu else {}
     return {
         "limits": limits.as_json(),
         "engine_version": limits.version,
@@ -220,7 +219,7 @@ def _description(
         "logits_type": f"TYPE_{limits.logits_type}",
         "models": models,
         **({"tokens_per_block": KV_BLOCK_TOKENS} if on_cpu else {}),
-        "settings_without_effect": sorted(ignored),
+        "settings_without_effect": parameters.unread(settings, spec.engine),
     }
 
 
@@ -314,18 +313,6 @@ def _faults(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec
 
 # Repositories of the LLM API: one model, whose code is NVIDIA's.
 
-READ = {
-    "batch_scheduler_policy",
-    "cancellation_check_period_ms",
-    "decoupled_mode",
-    "guided_decoding_backend",
-    "kv_cache_free_gpu_mem_fraction",
-    "kv_cache_host_memory_bytes",
-    "max_attention_window_size",
-    "max_tokens_in_paged_kv_cache",
-}
-"""The settings that the LLM API supports; the others belong to the C++ backend."""
-
 
 def write_llmapi(
     out_dir: Path,
@@ -366,7 +353,7 @@ def write_llmapi(
         "engine_version": None,
         "world_size": spec.world_size,
         "models": [TENSORRT_LLM],
-        "settings_without_effect": sorted(parameters.changed(settings, set(TritonSettings.model_fields) - READ)),
+        "settings_without_effect": parameters.unread(settings, spec.engine),
     }
     return llmapi.describe(out_dir, settings, spec, made_from, description)
 

@@ -17,7 +17,7 @@ import yaml
 from pipelines.deploy.config import ClusterSettings
 from pipelines.engines.tensorrt_llm.llm_api import merged
 from pipelines.serving.config import ServingSettings
-from triton_repo.llmapi import CHECKPOINT, OPTIONS
+from triton_repo.llmapi import CHECKPOINT, serve_command
 
 QUIET = "export TRTLLM_NO_USAGE_STATS=1  # trtllm-serve reports its use to NVIDIA unless it is told not to"
 WORKER_PORT = 8001
@@ -98,8 +98,7 @@ def serve_lines(
     head += [f"cd {target.served}"]
     if cluster.disaggregated:
         return [*head, *_disaggregated(target, cluster, serving, container)]
-    address = f"--host {serving.host} --port {serving.ports['openai_port']}"
-    command = f"trtllm-serve {CHECKPOINT} {address} --extra_llm_api_options {OPTIONS}"
+    command = serve_command(serving.host, serving.ports["openai_port"])
     if cluster.kind == "mpi" and target.world_size == 1:
         return [*head, f"exec {command}"]
     passed_on = "" if cluster.kind == "slurm" else f" {_passed_on(cluster)}"

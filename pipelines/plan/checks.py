@@ -47,6 +47,7 @@ from pipelines.stages import Stage
 from pipelines.stages.evaluate import EvaluateByTrtllmServe
 from pipelines.stages.unified import ExportEdge
 from triton_repo.config import TritonSettings
+from triton_repo.parameters import lone, unread
 
 NO_MEMORY = "memory: unknown"
 """Begins the note of a plan that does not know how much memory is needed."""
@@ -118,10 +119,15 @@ def _refusing(findings: Iterable[BrokenRule]) -> set[str]:
 
 
 def _engine_notes(d: Deployment) -> tuple[str, ...]:
-    """Name the options of the CPU engine that another engine does not read, and say what is not known of one built."""
-    notes = []
+    """Name the options that the engine does not read, and say what is not known of one built."""
+    notes, triton = [], d.settings.triton
     given = [f"engine.openvino.{name}" for name in d.settings.engine.openvino.model_dump(exclude_defaults=True)]
-    if given and d.engine is not OPENVINO:
+    given = [] if d.engine is OPENVINO else given
+    if d.target in SERVED and d.engine.server is not None:
+        given += [f"triton.{name}" for name in unread(triton, d.engine)]
+        if d.engine.server is ServerBackend.TENSORRTLLM:
+            notes += [f"no effect: triton.{name}, without triton.{other}" for name, other in lone(triton).items()]
+    if given:
         notes.append(f"not read by engine={d.engine.setting}: {', '.join(given)}")
     if d.built is not None and d.target in STARTED:
         notes.append(f"{NO_MEMORY}, because engine.path is an engine that is already built")

@@ -26,7 +26,7 @@ from pipelines.stages.repository import WriteRepository
 from pipelines.stages.script import Script
 from pipelines.stages.unified import ConfigureLlm, ExportEdge, device_commands
 from pipelines.store.sources import InputSource
-from triton_repo.llmapi import CHECKPOINT, OPTIONS
+from triton_repo.llmapi import serve_command
 from triton_repo.parameters import start_commands
 
 INDENT = 4
@@ -138,13 +138,19 @@ class _ByHand:
                 positions = self.plan.deployment.positions
                 for title, line in device_commands(self.plan.settings.build, positions).items():
                     yield title, _command(shlex.split(line))
-            elif isinstance(step.node.stage, ConfigureLlm) and not step.artifact:
-                line = f"trtllm-serve {CHECKPOINT} --extra_llm_api_options {OPTIONS}"
+            elif isinstance(step.node.stage, ConfigureLlm):
+                serving = self.plan.settings.serving
+                line = serve_command(serving.host, serving.ports["openai_port"])
                 yield "serve, with an OpenAI API", _inside(self._name(step), line)
             elif isinstance(stage := step.node.stage, WriteRepository):
                 start = start_commands(stage.triton, stage.spec)
                 other = stage.spec.engine.server is ServerBackend.LLM_API
                 title = f"or serve, in {start['needs'].rstrip('.')}" if other else "serve"
+                given = [word for word in self.overrides if word.lstrip("+").startswith("serving.")]
+                if given and not other:
+                    place = override("serving.repository", self._name(step))
+                    yield title, _command(["make", "serve", place, *given])
+                    continue
                 yield title, _inside(self._name(step), next(iter(start["commands"].values())))
 
     def _words(self) -> list[str]:

@@ -141,6 +141,7 @@ def test_the_llm_api_is_served_by_nvidias_own_server_or_by_triton(tmp_path):
     served = shlex.split(found["serve, with an OpenAI API"].replace("\\\n", " "))
     assert served == [
         *("(cd", "llama_3_1_8b-fp8-engine", "&&", "trtllm-serve", "checkpoint"),
+        *("--host", "127.0.0.1", "--port", "9000"),
         *("--extra_llm_api_options", "extra_llm_api_options.yaml)"),
     ]
     assert "/app/all_models/llmapi/tensorrt_llm/1/*.py tensorrt_llm/1/" in list(found.values())[-1].replace(
@@ -244,3 +245,12 @@ def test_all_ranks_load_the_draft_model(tmp_path):
     """The command was made without it, so that the draft model had no second rank."""
     served = commands(tmp_path, [*LLAMA, *DRAFT, "build.tp_size=2"], "serve")["serve"]
     assert "--load-model=tensorrt_llm_draft" in served
+
+
+def test_settings_of_the_server_are_in_the_command_that_serves(tmp_path):
+    """NVIDIA's own line for a repository has none of them, so make serve takes them."""
+    words = ["serving.host=0.0.0.0", "serving.openai_port=9100"]
+    served = commands(tmp_path, [*LLM_API, *words], "benchmark")["serve, with an OpenAI API"]
+    assert "--host 0.0.0.0 --port 9100" in served.replace(" \\\n     ", "")
+    served = shlex.split(commands(tmp_path, [*GEMMA, *words], "serve")["serve"].replace("\\\n", " "))
+    assert served == ["make", "serve", "serving.repository=gemma_2b-fp8-kv_fp8-repository", *words]

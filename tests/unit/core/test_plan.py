@@ -251,6 +251,22 @@ def test_options_of_the_cpu_engine_that_another_does_not_read_are_named(tmp_path
 
 
 @pytest.mark.parametrize(
+    ("engine", "words", "said"),
+    [
+        ("openvino", ["cuda_graph_mode=true"], "not read by engine=openvino: triton.cuda_graph_mode"),
+        ("tensorrt_llm_llmapi", ["max_queue_size=5"], "not read by engine=tensorrt_llm_llmapi: triton.max_queue_size"),
+        ("tensorrt_llm", ["retention_priority=5"], "no effect: triton.retention_priority, without triton.retention_"),
+        ("tensorrt_llm", ["lookahead_ngram_size=5"], "triton.lookahead_ngram_size, without triton.decoding_mode=look"),
+    ],
+)
+def test_settings_of_the_repository_that_an_engine_does_not_read_are_named(tmp_path, model, engine, words, said):
+    base = [f"model.path={model}", "quant=none", f"engine={engine}"]
+    made = plan(tmp_path, [*base, *(f"triton.{word}" for word in words)], "repository")
+    assert [note for note in made.notes if said in note]
+    assert not [note for note in plan(tmp_path, base, "repository").notes if "not read" in note or "no effect" in note]
+
+
+@pytest.mark.parametrize(
     ("overrides", "target", "message"),
     [
         (
@@ -316,11 +332,12 @@ def test_one_checkpoint_serves_every_split_of_the_llm_api(tmp_path, model):
 
 def test_the_llm_api_takes_a_draft_checkpoint(tmp_path, model):
     words = [f"model.path={model}", "engine=tensorrt_llm_llmapi", "quant=fp8", "speculative=draft_target"]
-    made = plan(tmp_path, [*words, "model@speculative.draft=tiny_llama", "speculative.draft_qformat=none"], "build")
+    words += [f"speculative.draft.path={model}"]
+    made = plan(tmp_path, [*words, "speculative.draft_qformat=none"], "build")
     assert [step.node.id for step in made.steps] == ["quantize", "build"]  # the draft's own folder is its checkpoint
     stage = made.steps[1].node.stage
     assert stage.identity()["arguments"]["speculative_config"]["max_draft_len"] == 4
-    other = plan(tmp_path, [*words, "model@speculative.draft=tiny_llama"], "build")
+    other = plan(tmp_path, words, "build")
     assert [step.node.id for step in other.steps] == ["quantize", "draft.quantize", "build"]
 
 
@@ -335,9 +352,9 @@ def test_the_llm_api_takes_a_draft_checkpoint(tmp_path, model):
         (["kv_cache=int8"], "build", r"does not support kv_cache=int8"),
         (["sparsity=magnitude_2_4"], "build", r"does not support sparsity=magnitude"),
         (
-            ["quant=int4_awq", "hardware=b200_sxm"],
+            ["quant=int4_awq", "hardware=rtx_pro_6000"],
             "build",
-            r"does not support quant=int4_awq on compute capability 10\.0",
+            r"does not support quant=int4_awq on compute capability 12\.0",
         ),
         (["triton.decoding_mode=medusa"], "build", r"does not support triton\.decoding_mode=medusa"),
         (["speculative=lookahead"], "build", r"speculative=lookahead is not supported by engine=tensorrt_llm_llmapi"),
@@ -352,10 +369,10 @@ def test_what_the_llm_api_cannot_do_is_refused(tmp_path, model, overrides, targe
 
 
 def test_the_llm_api_is_judged_on_the_gpu_of_this_machine(tmp_path, model):
-    """hardware=auto stands for what nvidia-smi says, here a B200."""
-    here = with_gpu(gpus=(GpuFacts("NVIDIA B200", 10.0, 183359 * 2**20),))
+    """hardware=auto stands for what nvidia-smi says, here an RTX 5090."""
+    here = with_gpu(gpus=(GpuFacts("NVIDIA GeForce RTX 5090", 12.0, 32607 * 2**20),))
     words = [f"model.path={model}", "engine=tensorrt_llm_llmapi", "quant=int4_awq", "hardware=auto"]
-    with pytest.raises(UserError, match=r"does not support quant=int4_awq on compute capability 10\.0"):
+    with pytest.raises(UserError, match=r"does not support quant=int4_awq on compute capability 12\.0"):
         plan(tmp_path, words, machine=here)
 
 
