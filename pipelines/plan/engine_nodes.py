@@ -85,8 +85,9 @@ def _with_text(d: Deployment, node: Node, *, calibrated: bool = True) -> list[No
 
 
 def _with_calibration(d: Deployment, node: Node, stage: Quantize) -> list[Node]:
-    """Return a quantization after the text that it reads."""
-    return _with_text(d, node, calibrated=stage.reads_texts and not taken_over(d.settings))
+    """Return a quantization after the text that it reads; a model that is already quantized needs none."""
+    imported = taken_over(d.settings, draft=d.prefix == "draft.")
+    return _with_text(d, node, calibrated=stage.reads_texts and not imported)
 
 
 def engine(d: Deployment) -> Input:

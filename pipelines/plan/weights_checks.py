@@ -35,11 +35,12 @@ def is_given(model: ModelSettings) -> bool:
     return folder is not None and quantization_of(folder, model_config(folder)) is not None
 
 
-def taken_over(settings: Settings) -> bool:
-    """Return whether a checkpoint has the weights of such a folder and nothing that is calibrated."""
-    folder = settings.model.folder
-    here = folder is not None and folder.is_dir()
-    return settings.kv_cache.dtype is KvFormat.AUTO and here and is_given(settings.model)
+def taken_over(settings: Settings, *, draft: bool = False) -> bool:
+    """Return whether a checkpoint, or that of the draft model, has such a folder's weights and needs no calibration."""
+    model = settings.speculative.draft if draft else settings.model
+    if model is None or settings.kv_cache.dtype is not KvFormat.AUTO:
+        return False
+    return model.folder is not None and model.folder.is_dir() and is_given(model)
 
 
 def given_faults(d: Deployment) -> Iterator[Fault]:

@@ -166,7 +166,7 @@ class Quantize:
             inputs["model"],
             out_dir,
             self.spec,
-            texts_of(self.calibration, inputs) if self.reads_texts else (),
+            texts_of(self.calibration, inputs) if "calibration" in inputs else (),
             self.calibration,
             tp_size=self.tp_size,
             pp_size=self.pp_size,

@@ -31,6 +31,7 @@ from tests.contract.compress.conftest import CALIBRATION, write_model
 from tests.support.packed_folder import rounded, write_awq, write_compressed, write_gptq
 from tests.support.small_models import model_of
 from tests.support.specs import mix_spec, quant_spec
+from tests.unit.core.test_plan import plan
 
 torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402 - after the skip
@@ -566,3 +567,20 @@ def test_a_plan_says_what_to_set(models, tmp_path) -> None:
     (fault,) = given_faults(Deployment(load([*words, "quant.int4_scales=mse"]), "build", build, MACHINE))
     assert "is already quantized; quant.int4_scales=mse has no effect" in str(fault)
     shutil.rmtree(folder)
+
+
+def test_the_plan_gives_texts_to_what_is_calibrated_alone(models, tmp_path) -> None:
+    """The stage imports a folder without texts; a 16-bit draft model beside it gets them."""
+    given, plain = write_gptq(models["llama"], tmp_path / "given", group=64), models["llama"]
+    int4, draft = ["quant=int4_gptq", "quant.group_size=64"], "speculative=draft_target"
+    words = [*int4, draft, f"model.path={given}", f"speculative.draft.path={plain}", "speculative.draft_qformat=fp8"]
+    nodes = {step.node.id: step.node for step in plan(tmp_path, words, "build").steps}
+    assert {name: [*nodes[name].inputs] for name in ("quantize", "draft.quantize")} == {
+        "quantize": ["model"],
+        "draft.quantize": ["model", "calibration"],
+    }
+    facts = nodes["quantize"].stage.run({"model": given}, tmp_path / "out", SilentProgress())
+    assert facts["calibration"]["sequences"] == 0
+    words = [*int4, draft, f"model.path={plain}", f"speculative.draft.path={given}"]
+    nodes = {step.node.id: step.node for step in plan(tmp_path, words, "build").steps}
+    assert [*nodes["quantize"].inputs, *nodes["draft.quantize"].inputs] == ["model", "calibration", "model"]
