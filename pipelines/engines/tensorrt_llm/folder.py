@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from pipelines.engines.limits import SIZES
 from pipelines.engines.port import BuildLimits
 from pipelines.engines.tensorrt_llm.config import DECIDED, FLAG, LIST, OPTIONS, BuildOption, BuildSettings
 from pipelines.host.files import MANIFEST
-from pipelines.host.machine import gather
+from pipelines.host.machine import gather, library_versions
 
 # How an installed trtllm-build differs from the table of its options.
 
@@ -167,7 +166,7 @@ class BuiltOn:
     @classmethod
     def here(cls, gpu: str, sm: float) -> BuiltOn:
         """Return this machine's versions, without importing the packages."""
-        return cls(gpu, sm, _version("tensorrt_llm"), _version("tensorrt"))
+        return cls(gpu, sm, *library_versions(("tensorrt_llm", "tensorrt")).values())
 
     @classmethod
     def load(cls, engine_dir: Path) -> BuiltOn | None:
@@ -186,13 +185,6 @@ class BuiltOn:
         return f"{gpu}-sm{self.sm:g}-tensorrt_llm{self.tensorrt_llm}-tensorrt{self.tensorrt}".replace("/", "_")
 
 
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "absent"
-
-
 def read_back(engine_dir: Path, build: BuildSettings, limits: BuildLimits, checkpoint: CheckpointConfig) -> list[Fault]:
     """Compare trtllm-build's output with the request; an empty list means a good engine."""
     path = engine_dir / CONFIG
@@ -209,7 +201,7 @@ def read_back(engine_dir: Path, build: BuildSettings, limits: BuildLimits, check
         if not file.is_file() or file.stat().st_size == 0
     ]
     faults += [*_model(pretrained, checkpoint), *_limits(built, build, limits)]
-    here = _version("tensorrt_llm")
+    here = library_versions(("tensorrt_llm",))["tensorrt_llm"]
     if here not in ("absent", version):
         faults.append(
             Fault(
