@@ -16,7 +16,7 @@ from pipelines.cli.words import check_command, groups_with_keys, overrides_of
 from pipelines.domain.errors import Fault, UserError
 from pipelines.host.disk import disk_error
 from pipelines.host.lifetimes import end_with
-from pipelines.host.screen import complain, lost_output, name_commands, outlive_readers, width, wrapped
+from pipelines.host.screen import complain, lost_output, name_commands, outlive_readers, width, wrapped_lines
 from pipelines.settings.groups import choices, choose_project_file, groups, hidden_choices, project_file
 
 # Overrides given to make: `make build quant=fp8` -> ["quant=fp8"].
@@ -54,9 +54,9 @@ def overview() -> str:
         lines += ["", title]
         lines += [line for name in names for line in _row(name, COMMANDS[name].summary)]
     lines += [""]
-    lines += _wrap("Any key of the configuration can be overridden: quant=int4_awq build.max_batch_size=64")
-    lines += _wrap(
-        "A pipelines.yaml here or in a folder above, or config=FILE, has your own defaults: init writes one."
+    lines += wrapped_lines("Any key of the configuration can be overridden: quant=int4_awq build.max_batch_size=64", 0)
+    lines += wrapped_lines(
+        "A pipelines.yaml here or in a folder above, or config=FILE, has your own defaults: init writes one.", 0
     )
     lines += _row(f"{PROGRAM} COMMAND --help", "what a command does, its settings, examples, exit codes", 36)
     lines += _row(f"{PROGRAM} config GROUP", "the keys of a group of settings", 36)
@@ -69,7 +69,7 @@ def command_help(name: str) -> str:
     """Render the help of one command: what it does, its groups of settings, examples, exit codes."""
     command = COMMANDS[name]
     usage = " ".join(filter(None, [PROGRAM, name, command.argument, "[key=value ...]"]))
-    lines = [f"Usage: {usage}", "", *_wrap(command.about), ""]
+    lines = [f"Usage: {usage}", "", *wrapped_lines(command.about, 0), ""]
     keys_only, presets = [], groups()
     if command.groups:
         lines += ["Settings (config GROUP explains the keys of one)"]
@@ -79,14 +79,14 @@ def command_help(name: str) -> str:
         else:  # there is no real choice
             keys_only.append(group)
     if keys_only:
-        lines += _wrap(f"  keys of: {', '.join(keys_only)}", "    ")
+        lines += wrapped_lines(f"  keys of: {', '.join(keys_only)}", 4)
     lines += ["", "Examples"] if command.groups else ["Examples"]
     for example in command.examples:
-        lines += _wrap(f"  {PROGRAM} {example}", "      ")
+        lines += wrapped_lines(f"  {PROGRAM} {example}", 6)
     lines += ["", "Exit codes"]
     for code, meaning in sorted((EXITS | command.exits).items()):
         lines += _row(str(code), meaning, 6)
-    lines += _wrap(_THROUGH_MAKE)
+    lines += wrapped_lines(_THROUGH_MAKE, 0)
     return "\n".join(lines) + "\n"
 
 
@@ -96,12 +96,8 @@ _THROUGH_MAKE = "make ends with 2 for any failure and names the code in its last
 def _row(left: str, text: str, column: int = 14) -> list[str]:
     start = f"  {left}".ljust(column)
     if start[-1:] != " " or width() - column < 30:
-        return [f"  {left}", *_wrap(f"      {text}", "      ")]
-    return _wrap(f"{start}{text}", " " * column)
-
-
-def _wrap(text: str, indent: str = "") -> list[str]:
-    return wrapped(text, len(indent)).splitlines()
+        return [f"  {left}", *wrapped_lines(f"      {text}", 6)]
+    return wrapped_lines(f"{start}{text}", column)
 
 
 # Shell completion: a script for bash or zsh, which asks this program for candidates at each Tab.

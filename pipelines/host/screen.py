@@ -62,6 +62,11 @@ def wrapped(text: str, indent: int = 2, room: int | None = None) -> str:
     )
 
 
+def wrapped_lines(text: str, indent: int = 2) -> list[str]:
+    """Break a paragraph into a list of lines, as `wrapped` does."""
+    return wrapped(text, indent).splitlines()
+
+
 def command_lines(words: Sequence[str], indent: int = 0) -> list[str]:
     """Break a command between its words into lines that fit and that a shell reads as one.
 

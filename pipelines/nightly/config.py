@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
-from pipelines.settings.base import Group
+from pipelines.settings.base import Group, typed
 
 Percent = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -141,7 +141,7 @@ class NightlySettings(Group):
                 axis: values if isinstance(values, list | tuple) else [values]
                 for axis, values in data["matrix"].items()
             }
-            data = data | {"matrix": {axis: [_word(value) for value in values] for axis, values in axes.items()}}
+            data = data | {"matrix": {axis: [str(typed(value)) for value in values] for axis, values in axes.items()}}
         return data
 
     @model_validator(mode="after")
@@ -152,9 +152,3 @@ class NightlySettings(Group):
             if unknown := [axis for axis in cell.when if axis not in self.matrix]:
                 raise ValueError(f"has cells.when '{unknown[0]}', which is no axis; axes are {', '.join(self.matrix)}")
         return self
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "null" if value is None else str(value)

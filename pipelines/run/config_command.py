@@ -13,8 +13,8 @@ import yaml
 
 from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.host.files import write_text
-from pipelines.host.screen import say, wrapped
-from pipelines.settings.base import at, flat
+from pipelines.host.screen import say, wrapped_lines
+from pipelines.settings.base import at, flat, typed
 from pipelines.settings.compose import compose, judged, load
 from pipelines.settings.describe import about, keys_of
 from pipelines.settings.groups import (
@@ -117,36 +117,30 @@ def explained(group: str, overrides: Sequence[str]) -> str:
     """Each key of a group: type, allowed values, value with these overrides, and what it means."""
     raw = compose(overrides)
     judged(raw, overrides)
-    lines = _wrap(f"{group}: {about(group)}", 2) if about(group) else [group]
+    lines = wrapped_lines(f"{group}: {about(group)}") if about(group) else [group]
     if group in groups():
-        lines += _wrap(f"Choices: {', '.join(f'{group}={choice}' for choice in choices(group))}", 2)
+        lines += wrapped_lines(f"Choices: {', '.join(f'{group}={choice}' for choice in choices(group))}")
     keys = keys_of(group)
     if not keys:
-        lines += _wrap(f"It has no keys of its own; each choice sets keys of other groups (see {CONF / group}).", 2)
+        lines += wrapped_lines(
+            f"It has no keys of its own; each choice sets keys of other groups (see {CONF / group})."
+        )
     numbers = set[str]()
     for key in keys:
         whole = key.name.rpartition(".")[0]
         if whole not in numbers and not isinstance(value := at(raw, whole), dict):
             numbers.add(whole)
-            lines += ["", *_wrap(f"{whole}={_shown(value)}", 4)]
-            lines += _wrap("    a number, or in its place a mapping with the keys below", 4)
-        lines += ["", *_wrap(f"{key.name}={_shown(at(raw, key.name))}", 4)]
-        lines += _wrap(f"    {key.kind}", 4)
-        lines += _wrap(f"    {key.sentence[:1].upper()}{key.sentence[1:]}", 4)
+            lines += ["", *wrapped_lines(f"{whole}={_shown(value)}", 4)]
+            lines += wrapped_lines("    a number, or in its place a mapping with the keys below", 4)
+        lines += ["", *wrapped_lines(f"{key.name}={_shown(at(raw, key.name))}", 4)]
+        lines += wrapped_lines(f"    {key.kind}", 4)
+        lines += wrapped_lines(f"    {key.sentence[:1].upper()}{key.sentence[1:]}", 4)
     return "\n".join(lines) + "\n"
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, list):
         return f"[{','.join(_shown(each) for each in value)}]"
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{_shown(each)}" for key, each in value.items()) + "}"
-    return str(value)
-
-
-def _wrap(text: str, indent: int) -> list[str]:
-    return wrapped(text, indent).splitlines()
+    return str(typed(value))

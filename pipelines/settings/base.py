@@ -200,10 +200,10 @@ class OptionTable:
 
 
 def _refuse(reason: str, value: Any) -> Any:
-    raise ValueError(f"cannot be set to '{_shown(value)}': {reason}")
+    raise ValueError(f"cannot be set to '{typed(value)}': {reason}")
 
 
-def _shown(value: Any) -> Any:
+def typed(value: Any) -> Any:
     """Return a value as it is typed: null, true and false."""
     return {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else value
 
@@ -373,7 +373,7 @@ OUR_WORDS = {
 def _fault(group: type[Group], prefix: str, item: Mapping[str, Any]) -> Fault:
     """Turn one pydantic error into a fault with our four parts."""
     key = prefix + ".".join(str(part) for part in item["loc"])
-    value, in_list = _shown(item.get("input")), any(isinstance(part, int) for part in item["loc"])
+    value, in_list = typed(item.get("input")), any(isinstance(part, int) for part in item["loc"])
     if item["type"] == "extra_forbidden":
         return _unknown(group, prefix, item["loc"])
     if item["type"] == "value_error":

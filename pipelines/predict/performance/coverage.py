@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from pipelines.domain.errors import Fault
 from pipelines.engines.tensorrt_llm.config import key_of
+from pipelines.settings.base import typed
 from pipelines.settings.root import Settings
 
 Finding = Callable[[Settings], str | None]
@@ -40,7 +41,7 @@ def _set(key: str, usual: object) -> Finding:
         value = settings.build[name] if group == "build" else getattr(getattr(settings, group), name)
         if value == usual:
             return None
-        return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+        return f"{key}={typed(value)}"
 
     return found
 

@@ -14,7 +14,7 @@ from pipelines.domain.metrics import BY_NAME
 from pipelines.engines.config import HardwareSettings
 from pipelines.engines.registry import LLM_API, with_setting
 from pipelines.host.machine import Machine
-from pipelines.host.screen import table, wrapped
+from pipelines.host.screen import table, wrapped_lines
 from pipelines.loadgen.config import LengthSettings
 from pipelines.predict.performance.coverage import unmodelled
 from pipelines.predict.performance.deployment import costs, gpu_model, load_fit, tuned_for
@@ -305,7 +305,7 @@ def _rows(outcomes: Sequence[PolicyOutcome], unit: str) -> list[str]:
     ]  # fmt: skip
     legend = f"req, tok: requests and output tokens per {per}; times in {time_unit}, mean and p95; slots in use, mean; "
     legend += "limit: what requests waited for, most of the time."
-    return [*table([head, *body], left=2), *_wrap(legend)]
+    return [*table([head, *body], left=2), *wrapped_lines(legend)]
 
 
 def _filled(outcomes: Sequence[PolicyOutcome]) -> bool:
@@ -358,26 +358,22 @@ def _notes(outcomes: Sequence[PolicyOutcome], unit: str, *, several: bool) -> li
         own = [outcome for outcome in outcomes if outcome.policy == policy]
         above = sorted(filter(overload, own), key=overload)
         if not several:
-            lines += _wrap(f"{NAMES[policy]}: {limits_in_words(own[0])}")
+            lines += wrapped_lines(f"{NAMES[policy]}: {limits_in_words(own[0])}")
         if above:
             where = f"{NAMES[policy]}{f' at {above[-1].load}' if several else ''}"
             smaller = len(above) - 1
             others = f" The same holds for {smaller} smaller load{'s' * (smaller > 1)}." if smaller else ""
-            lines += _wrap(f"{where}: {overload_in_words(above[-1], unit)}{others}")
+            lines += wrapped_lines(f"{where}: {overload_in_words(above[-1], unit)}{others}")
     if any(outcome.queue_end for outcome in outcomes):
-        lines += _wrap(
+        lines += wrapped_lines(
             "The run ended before all requests did: latencies cover only requests that got that far. A faster policy "
             "includes more of the late ones, which waited longest."
         )
     if any(missing(outcome.ttft, outcome.e2e) for outcome in outcomes):
-        lines += _wrap(f"{NONE}: no request got that far.")
+        lines += wrapped_lines(f"{NONE}: no request got that far.")
     return lines
 
 
 def missing(*distributions: Distribution) -> bool:
     """Return whether any outcome lacks values."""
     return any(not distribution.count for distribution in distributions)
-
-
-def _wrap(text: str) -> list[str]:
-    return wrapped(text).splitlines()
