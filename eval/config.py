@@ -229,4 +229,6 @@ class FidelitySettings(Group):
     def _has_text(self) -> FidelitySettings:
         if self.texts == () and self.path is None:
             raise ValueError("has no text: give fidelity.texts=[prose,code], or a file with fidelity.path=...")
+        if self.path is None and self.column != type(self).model_fields["column"].default:
+            raise ValueError(f"column='{self.column}' has no effect without a file: add fidelity.path=...")
         return self

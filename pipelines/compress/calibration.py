@@ -40,7 +40,10 @@ class CalibrationSet:
     tokens: int
 
 
-def seed_everything(seed: int) -> None:
+SEED = 1234
+
+
+def seed_everything(seed: int = SEED) -> None:
     """Seed every generator that ModelOpt or torch may draw from."""
     random.seed(seed)
     np.random.seed(seed)  # the global generator, because that is what ModelOpt draws from

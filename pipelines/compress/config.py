@@ -341,11 +341,15 @@ class CalibrationSettings(Group):
         size: sequences to observe; AWQ uses 32 at most.
         seq_len: tokens of one sequence; longer ones are cut.
         batch_size: sequences at once; more is faster and takes more memory.
-        seed: of the choice of sequences.
     """
 
-    BATCHING: ClassVar[frozenset[str]] = frozenset({"size", "seq_len", "batch_size", "seed"})
+    BATCHING: ClassVar[frozenset[str]] = frozenset({"size", "seq_len", "batch_size"})
     """Fields that say how texts become batches, wherever the texts are from."""
+    READ: ClassVar[dict[str, tuple[str, ...]]] = {
+        "local": ("path", "column"),
+        "hub": ("dataset", "revision", "split", "column"),
+    }
+    """The other fields, by the sources that read them; the first is needed."""
 
     source: Literal["auto", "bundled", "real_text", "hub", "local"] = "auto"
     path: Path | None = None
@@ -356,7 +360,6 @@ class CalibrationSettings(Group):
     size: Positive = 128
     seq_len: Tokens = 512
     batch_size: Positive = 8
-    seed: Annotated[int, Field(ge=0)] = 1234
 
     @property
     def shipped(self) -> Path | None:
@@ -374,9 +377,11 @@ class CalibrationSettings(Group):
 
     @model_validator(mode="after")
     def _has_source(self) -> CalibrationSettings:
-        for source, key, value in (("local", "path", self.path), ("hub", "dataset", self.dataset)):
-            if self.source == source and value is None:
-                raise ValueError(f"source '{source}' needs calibration.{key}=...")
-            if self.source != source and value is not None:
-                raise ValueError(f"{key}='{value}' conflicts with source '{self.source}': add calibration={source}")
+        read = self.READ.get(self.source, ())
+        if read and getattr(self, read[0]) is None:
+            raise ValueError(f"source '{self.source}' needs calibration.{read[0]}=...")
+        for key in dict.fromkeys(key for keys in self.READ.values() for key in keys if key not in read):
+            if (value := getattr(self, key)) != type(self).model_fields[key].default:
+                works = " or ".join(f"calibration={source}" for source, keys in self.READ.items() if key in keys)
+                raise ValueError(f"{key}='{value}' conflicts with source '{self.source}': add {works}")
         return self

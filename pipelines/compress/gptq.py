@@ -94,7 +94,7 @@ def rounded(weight_oi: torch.Tensor, factor_rr: torch.Tensor, scales_go: torch.T
     """Return the rounded weights, in the same type.
 
     Args:
-        weight_oi: weights of linears with the same input.
+        weight_oi: weights of linears with the same input; where half of them are zero, these stay zero (2:4 sparsity).
         factor_rr: from `error_factor`.
         scales_go: of groups of I / G neighbouring columns; a weight is a whole number of them, from -8 to 7.
     """
@@ -102,10 +102,13 @@ def rounded(weight_oi: torch.Tensor, factor_rr: torch.Tensor, scales_go: torch.T
     # rows that are not rounded yet hold what they are rounded from, the others their errors
     work_ro = rounded_ro.to(torch.float32, copy=True)
     group, values_o = len(work_ro) // len(scales_go), torch.empty_like(work_ro[0])
+    sparse = 2 * torch.count_nonzero(rounded_ro) <= rounded_ro.numel()
 
     def round_column(k: int, _: int) -> None:
         scale_o = scales_go[k // group]
         torch.div(work_ro[k], scale_o, out=values_o).round_().clamp_(-8, 7).mul_(scale_o)
+        if sparse:
+            values_o.masked_fill_(rounded_ro[k] == 0, 0)
         torch.sub(rounded_ro[k], values_o, out=work_ro[k])
         rounded_ro[k] = values_o
 

@@ -91,7 +91,7 @@ def calibrated_scales(
             exported = folder / "layer"
             with progress.task("calibrating the KV cache", layers.layers, "layers") as advance:
                 for number in range(layers.layers):
-                    seed_everything(task.calibration.seed)
+                    seed_everything()
                     quantizer.export(number, exported)
                     file = TensorFile(exported / "rank0.safetensors")
                     for name in file:

@@ -78,7 +78,7 @@ def prune_model(
     assert pruning.texts is not None, "checked by the settings"
     source = look_at(model_dir)
     shape = pruned_shape(pruning, source.shape)
-    seed_everything(calibration.seed)
+    seed_everything()
     device = pick_device(device)
     with muted():
         data = make_batches(texts, load_tokenizer(source), calibration, pruning.texts)

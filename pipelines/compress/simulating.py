@@ -164,7 +164,7 @@ def prepared(task: QuantizeTask, progress: Progress) -> tuple[Config | None, Cal
         UserError: this ModelOpt does not support the format on this device, the texts are empty.
     """
     source, spec, calibration = task.source, task.spec, task.calibration
-    seed_everything(calibration.seed)
+    seed_everything()
     quant, size = spec.quant, calibration.sequences_for(spec.quant.qformat)
     modelopt_door.check_supported(quant, task.device)
     config = modelopt_config(spec, source.shape.family, modelopt_door.preset)
@@ -331,7 +331,7 @@ class LayerQuantizer:
             after.callback(gc.unfreeze)
             for number in range(record.layers, source.layers):
                 shutil.rmtree(exported, ignore_errors=True)
-                seed_everything(self._task.calibration.seed)  # else a layer would depend on where a run was stopped
+                seed_everything()  # else a layer would depend on where a run was stopped
                 began = time.monotonic()
                 self.export(number, exported)
                 if writer is None:

@@ -71,7 +71,7 @@ def sparsify(
             f"{model_dir} is a mixture of experts, which sparsity={sparsity.method}_2_4 does not prune.",
             todo="Use sparsity=none.",
         )
-    seed_everything(calibration.seed)
+    seed_everything()
     with muted():
         layers, observes = LayerSource(source, own_dtype(source), device), sparsity.method == "sparsegpt"
         data = make_batches(texts, load_tokenizer(source), calibration, calibration.size) if observes else None

@@ -67,10 +67,14 @@ def load_texts(
         UserError: the path does not exist, no file matches, the column is missing (the message lists those that
             exist), a row is no text, or there is no text. Raised before the first text for what is wrong there.
     """
+    columns = Path(source).suffix.lower() != ".txt"
+    if not columns and column != DEFAULT_COLUMN:
+        raise UserError(f"{source} has no columns, so no column '{column}'.", todo="Leave the column out.")
     texts = itertools.islice(_all_texts(Path(source), split, column, render), size)
     first = next(texts, None)
     if first is None:
-        raise UserError(f"{source} contains no text in the column '{column}'.", todo="Give a file with text.")
+        inside = f" in the column '{column}'" if columns else ""
+        raise UserError(f"{source} contains no text{inside}.", todo="Give a file with text.")
     return itertools.chain([first], texts)
 
 

@@ -8,6 +8,7 @@ RENAMED = {"sizing.calibration": "sizing.fit", "sizing.autoscaling.trace": "work
 """Former names of settings whose nearest word would mislead: `calibration` is ModelOpt's text."""
 IN_AN_OVERLAY = "Patch it in an overlay of your own."
 REMOVED = {
+    "calibration.seed": "Nothing is drawn: the first calibration.size texts are read.",
     "diagnose.new_tokens": "An answer has 24 tokens.",
     "diagnose.seed": "The prompts are always the same.",
     "eval.attempts": "A request is sent up to 6 times; the same command goes on from the answers that it has.",

@@ -165,7 +165,7 @@ class Recover:
     def identity(self) -> dict[str, Any]:
         """Return the settings of training, what it keeps and simulates, and how the text is read."""
         text = calibration_identity(self.calibration)
-        for name in self.calibration.BATCHING:
+        for name in (*self.calibration.BATCHING, "seed"):
             text.pop(name)
         return {
             **self.recover.model_dump(exclude=NOT_ITSELF),

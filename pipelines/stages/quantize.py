@@ -56,7 +56,7 @@ class Quantize:
     def version(self) -> str:
         """That of the code whose bytes these are: GPTQ and AWQ have changed since the other formats did."""
         form = FORMATS[self.quant.qformat]
-        return "3" if form.sequential or form.tuning == "awq" else "2"
+        return "4" if form.sequential else "3" if form.tuning == "awq" else "2"
 
     @property
     def by_tensor(self) -> bool:
@@ -133,7 +133,7 @@ class Quantize:
         if quant.qformat is QFormat.AUTO:
             identity["search"] = quant.model_dump(mode="json", include=set(quant.SEARCH))
         if any(FORMATS[each].weights.group for each in quant.formats):
-            identity["group_size"] = quant.group_size
+            identity["group_size"] = max(FORMATS[each].weights.group_size(quant.group_size) for each in quant.formats)
         if "smoothquant" in tunings:
             identity["smoothquant_alpha"] = quant.smoothquant_alpha
         if "awq" in tunings:
@@ -201,8 +201,8 @@ def check_model(folder: Path, qformat: QFormat, *, with_positions: bool = True, 
 
 def calibration_identity(calibration: CalibrationSettings) -> dict[str, Any]:
     """Return the settings that determine which tokens are seen; the text itself is an input with its own digest."""
-    chosen = calibration.model_dump(include=set(calibration.BATCHING))
-    where = {"hub": {"split", "column"}, "local": {"column"}, "bundled": set(), "real_text": set()}[calibration.source]
+    chosen = calibration.model_dump(include=set(calibration.BATCHING)) | {"seed": 1234}  # as keys have always had it
+    where = set(calibration.READ.get(calibration.source, ())) & {"split", "column"}
     if calibration.source == "local" and calibration.path is not None:
         chosen["file_type"] = calibration.path.suffix  # decides how a file is read, and a file's digest leaves it out
     return chosen | calibration.model_dump(include=where)

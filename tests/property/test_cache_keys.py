@@ -114,13 +114,12 @@ MUST_RERUN = {
     "calibration.source": (LOCAL_TEXT, SPARSIFY),  # then the column counts
     "calibration.path": (LOCAL_TEXT, SPARSIFY),  # cannot be given alone; alone it is its digest that counts
     "calibration.dataset": (HUB_TEXT, SPARSIFY),  # cannot be given alone
-    "calibration.revision": ("v2", NOTHING),
-    "calibration.split": ("test", NOTHING),  # bundled text has no splits
-    "calibration.column": ("body", NOTHING),
+    "calibration.revision": (HUB_TEXT | {"calibration.revision": "v2"}, SPARSIFY),
+    "calibration.split": (HUB_TEXT | {"calibration.split": "test"}, SPARSIFY),
+    "calibration.column": (LOCAL_TEXT | {"calibration.column": "body"}, SPARSIFY),
     "calibration.size": (64, SPARSIFY),
     "calibration.seq_len": (256, SPARSIFY),
     "calibration.batch_size": (4, SPARSIFY),
-    "calibration.seed": (7, SPARSIFY),
     # they are read by other engines and commands
     "llm_api.file": (CONF / "quant" / "fp8.yaml", NOTHING),
     "llm_api.extra": ({"dtype": "float16"}, NOTHING),
@@ -186,7 +185,7 @@ MUST_RERUN = {
     "eval.answers": (OWN | {"eval.answers": "letter"}, EVALUATE),
     "fidelity.texts": (("calibration",), COMPARE),
     "fidelity.path": (Path("/text.jsonl"), COMPARE),  # how it is read; besides, its digest counts
-    "fidelity.column": ("body", NOTHING),  # of the user's text, and there is none
+    "fidelity.column": ({"fidelity.path": Path("/text.jsonl"), "fidelity.column": "body"}, COMPARE),
     "fidelity.tokens": (64, COMPARE),
     "fidelity.window": (64, COMPARE),
     "fidelity.prompts": (2, COMPARE),
@@ -465,6 +464,8 @@ def test_an_option_counts_only_for_the_format_that_reads_it(key):
     start = load(["quant=int8_sq", "engine=openvino"])
     assert changed(keys(start), keys(change(start, f"quant.{key}", 0.7))) == QUANTIZE
     assert changed(keys(start), keys(change(start, "quant.group_size", 64))) == NOTHING
+    start = load(["quant=nvfp4", "model=tiny_llama", "engine=openvino"])
+    assert changed(keys(start), keys(change(start, "quant.group_size", 64))) == NOTHING  # its groups are of 16
 
 
 @pytest.mark.parametrize(
@@ -586,6 +587,10 @@ def test_several_changes_rerun_at_least_what_each_does(start, picked):
         "calibration.source",
         "calibration.path",
         "calibration.dataset",
+        "calibration.revision",
+        "calibration.split",
+        "calibration.column",
+        "fidelity.column",
         "model.path",
         "eval.url",
         "eval.fidelity",  # goes only with a baseline that is made here

@@ -101,7 +101,7 @@ def sparsify_whole(
     from pipelines.compress.sparsegpt import LINEARS, prune_layer
 
     source = look_at(model_dir)
-    seed_everything(calibration.seed)
+    seed_everything()
     device = pick_device("auto")
     model: Any = load_model(source, own_dtype(source), device)
     if spec.method == "magnitude":

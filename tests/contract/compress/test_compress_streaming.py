@@ -253,6 +253,20 @@ def test_moments_tell_the_error_of_outputs(monkeypatch) -> None:
         torch.testing.assert_close(of_means.errors(error_oi), sum_of_means)
 
 
+def test_gptq_leaves_the_zeros_of_a_sparse_model() -> None:
+    """Errors of other weights would fill them: then the checkpoint is no longer 2:4 sparse."""
+    torch.manual_seed(1)
+    weight_oi, inputs_ni = torch.randn(16, 64), torch.randn(200, 8) @ torch.randn(8, 64)
+    scales_go = weight_oi.abs().amax(1)[None] / 7
+    factor_ii = gptq.error_factor((inputs_ni.T @ inputs_ni).flip(0, 1).contiguous(), torch.zeros(64, dtype=torch.bool))
+    weight_oi.reshape(-1, 4)[:, ::2] = 0
+    rounded_oi = gptq.rounded(weight_oi, factor_ii, scales_go)
+    assert not rounded_oi.reshape(-1, 4)[:, ::2].any()
+    nearest_oi = (weight_oi / scales_go.t()).round() * scales_go.t()
+    errors = [float(((each - weight_oi) @ inputs_ni.T).square().sum()) for each in (rounded_oi, nearest_oi)]
+    assert errors[0] < 0.7 * errors[1]
+
+
 def test_gptq_rounds_to_nearest_where_a_hessian_is_not_positive_definite() -> None:
     broken_ii = -torch.eye(64)
     factor_ii = gptq.error_factor(broken_ii, torch.zeros(64, dtype=torch.bool))

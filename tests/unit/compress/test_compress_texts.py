@@ -85,7 +85,7 @@ def test_reading_is_lazy(tmp_path) -> None:
         ("data.csv", b"id,text\n1,a\n2,\xff\n", "data.csv, line 3: byte 3 .0xff. is not UTF-8"),
         ("data.txt", "text\n".encode("utf-16"), "data.txt, line 1: byte 1 .0xff. is not UTF-8"),
         ("data.csv", "", "no column 'text'.* Columns: none"),
-        ("data.txt", "", "contains no text"),
+        ("data.txt", "", r"data\.txt contains no text\."),
         ("data.json", '{"text": "a"}', "contains a dict, not a list"),
         ("data.xml", "<a/>", "unknown file type '.xml'"),
     ],
@@ -94,6 +94,12 @@ def test_bad_content_is_named(name, content, message, tmp_path) -> None:
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError, match=message):
         list(load_texts(tmp_path / name))
+
+
+def test_a_file_without_columns_has_none_to_choose(tmp_path) -> None:
+    (tmp_path / "data.txt").write_text("one")
+    with pytest.raises(UserError, match="has no columns, so no column 'prompt'"):
+        load_texts(tmp_path / "data.txt", column="prompt")
 
 
 def test_nothing_there_is_named(tmp_path) -> None:

@@ -184,7 +184,12 @@ def test_model_shapes_equal_the_published_table():
         ("model=hub", r"model has no source: hub_id \(org/name\) must be given, or path"),
         ("engine=onnx", r"engine=onnx is not known\. Choose one of auto, openvino, tensorrt_edge, tensorrt_llm"),
         ("build.max_batch_size", r"'build\.max_batch_size' is not a valid override.*Write key=value"),
-        ("calibration.path=/x", r"path='/x' conflicts with source 'auto'"),
+        ("calibration.path=/x", r"path='/x' conflicts with source 'auto': add calibration=local"),
+        ("calibration.split=test", r"split='test' conflicts with source 'auto': add calibration=hub"),
+        ("calibration.revision=v2", r"revision='v2' conflicts with source 'auto': add calibration=hub"),
+        ("calibration.column=body", r"column='body' conflicts .* add calibration=local or calibration=hub"),
+        ("calibration.seed=7", r"calibration\.seed is no longer a setting\. Nothing is drawn"),
+        ("fidelity.column=body", r"column='body' has no effect without a file: add fidelity\.path"),
         ("hardware=h100", r"hardware=h100 is not known.*Did you mean 'h100_"),
         ("hardware=H100", r"hardware=H100 is not known.*Did you mean 'h100_"),
         ("quant=FP8", r"quant=FP8 is not known.*Did you mean 'fp8'"),
@@ -216,7 +221,7 @@ def test_an_override_beats_the_experiment():
 
 def test_interpolation_cannot_fail_unseen():
     with pytest.raises(UserError, match="nothing_there"):
-        load(["calibration.column=${nothing_there}"])
+        load(["paths.store=${nothing_there}"])
 
 
 def test_compose_leaves_hydra_out():
