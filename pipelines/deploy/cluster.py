@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipelines.deploy.config import ClusterSettings
-from pipelines.deploy.facts import leader_faults, read_served
+from pipelines.deploy.facts import key_faults, leader_faults, read_served
 from pipelines.deploy.trtllm_serve import ScriptTarget, all_ranks, role_files, serve_lines
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError, refuse
@@ -16,7 +16,7 @@ from pipelines.engines.registry import with_setting
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_folder
 from pipelines.host.machine import Machine
-from pipelines.host.screen import say
+from pipelines.host.screen import say, warn
 from pipelines.plan.plan import make_plan
 from pipelines.serving.command_lines import Ranks, front_command, server_command
 from pipelines.serving.config import ServingSettings
@@ -226,6 +226,9 @@ def write_scripts(settings: Settings, machine: Machine, overrides: Sequence[str]
     check_folders({"cluster.folder": settings.cluster.folder})
     target = _target(settings, machine, overrides)
     refuse(_faults(settings, target))
+    serving = settings.serving if target.llm_api is None else settings.serving.by_trtllm_serve
+    if serving.unused:
+        warn(serving.unused)
     changed = write_folder(
         target.folder,
         script_files(target, settings.cluster, settings.serving),
@@ -309,6 +312,8 @@ def _faults(settings: Settings, target: ScriptTarget) -> Iterator[Fault]:
         )
     if target.llm_api is None:
         yield from leader_faults(settings.serving, target.num_nodes)
+    else:
+        yield from key_faults(settings.serving)
     if cluster.kind == "mpi" and len(cluster.hosts) != target.num_nodes:
         yield Fault(
             f"cluster.hosts names {count(len(cluster.hosts), 'machine')}; the server needs {target.num_nodes}.",

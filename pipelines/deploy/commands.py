@@ -12,7 +12,7 @@ import yaml
 
 from pipelines.deploy import cluster, containers, dynamo, nodes, pods
 from pipelines.deploy.config import ManifestSettings
-from pipelines.deploy.facts import Kind, RepositoryFacts, leader_faults, planned, read_served, sizes
+from pipelines.deploy.facts import Kind, RepositoryFacts, key_faults, leader_faults, planned, read_served, sizes
 from pipelines.deploy.pods import FRONT, IMAGE, ClusterDeployment, Object, claim_name
 from pipelines.deploy.slo_rules import HISTOGRAMS, slo_rules
 from pipelines.document.show import count
@@ -23,7 +23,7 @@ from pipelines.engines.tensorrt_llm.llm_api import merged
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_folder
 from pipelines.host.machine import Machine, gather
-from pipelines.host.screen import say
+from pipelines.host.screen import say, warn
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
@@ -426,8 +426,8 @@ def _faults(settings: Settings, served: RepositoryFacts) -> Iterator[Fault]:
             f"serving.chat_template='{serving.chat_template}' is a file of this machine, which no pod has.",
             todo="Put the template into the tokenizer (chat_template) and write the repository again.",
         )
-    if serving.api_key and served.llm_api is not None:
-        yield Fault("trtllm-serve does not ask for the key of serving.api_key=true.", todo="Leave it out.")
+    if served.llm_api is not None:
+        yield from key_faults(serving)
     yield from leader_faults(serving, served.num_nodes)
     route = settings.manifests.route
     if route.name is not None and settings.manifests.operator == "dynamo":
@@ -445,9 +445,14 @@ def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
     pods = f"{served.num_nodes} nodes, each " if served.num_nodes > 1 else ""
     shm = f"{needed.shm_mib} MiB of it /dev/shm"
     say(f"one server: {pods}{gpus}{needed.cpus} CPUs, {show_bytes(needed.memory_mib * 2**20)} of memory, {shm}")
-    start = f"about {show_seconds(needed.startup_s)} to start, {show_seconds(needed.startup_limit_s)} at most"
+    limit = (
+        "" if settings.operator == "dynamo" else f", {show_seconds(needed.startup_limit_s)} at most"
+    )  # its own probe
+    start = f"about {show_seconds(needed.startup_s)} to start{limit}"
     say(f"            {start}; up to {show_seconds(needed.drain_s)} to drain")
     _say_memory(deployed)
+    if served.llm_api is not None and (unused := deployed.serving.by_trtllm_serve.unused):
+        warn(unused)
     if served.gpu and deployed.sm is None:
         say("note: add hardware=... to select nodes with the GPU that the engine was built for")
     if served.needs_amx:

@@ -30,6 +30,11 @@ def dynamo_faults(deployed: ClusterDeployment) -> Iterator[Fault]:
     elif deployed.settings.kv_routing and not llm_api.get("kv_cache_config", {}).get("enable_block_reuse", True):
         what = "manifests.kv_routing=true has no effect: the repository's enable_block_reuse is false."
         yield Fault(what, todo="Write it again without reuse=none, or leave out manifests.kv_routing.")
+    usual = type(deployed.serving)()
+    for key in ("openai_port", "startup_timeout_s"):
+        if (value := getattr(deployed.serving, key)) != getattr(usual, key):
+            what = f"serving.{key}={value} has no effect on manifests.operator=dynamo: Dynamo's operator sets its own."
+            yield Fault(what, todo="Leave it out.")
     if deployed.cluster.disaggregated and deployed.settings.replicas > 1:
         what = f"manifests.replicas={deployed.settings.replicas} has no effect beside cluster.prefill and decode."
         yield Fault(what, todo="Leave it out; these two are the numbers of workers.")

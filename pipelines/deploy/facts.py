@@ -153,6 +153,12 @@ def _check_spread(world: int, nodes: int) -> None:
         )
 
 
+def key_faults(serving: ServingSettings) -> Iterator[Fault]:
+    """Find a key that the server of the LLM API would not ask for."""
+    if serving.api_key:
+        yield Fault("trtllm-serve does not ask for the key of serving.api_key=true.", todo="Leave it out.")
+
+
 def leader_faults(serving: ServingSettings, nodes: int) -> Iterator[Fault]:
     """Yield what is wrong with how the ranks of a TensorRT engine over so many nodes are started."""
     if nodes > 1 and serving.multi_gpu != "leader":

@@ -56,6 +56,9 @@ class ServingSettings(Group):
         "cors_origins", "image_hosts", "chat_template", "max_body_bytes", "max_prompts", "request_timeout_s",
     )  # fmt: skip
     """Settings that only the OpenAI-compatible service reads."""
+    OF_TRITON: ClassVar[tuple[str, ...]] = (
+        "expose_triton", "http_port", "grpc_port", "metrics_port", "openai", "multi_gpu", "log_verbose",
+    )  # fmt: skip
 
     server: Literal["tritonserver", "trtllm_serve"] = "tritonserver"
     repository: Path | None = None
@@ -157,16 +160,22 @@ class ServingSettings(Group):
     @property
     def unused(self) -> str:
         """What to say of settings that are given for a service that does not run; empty if there are none."""
-        runs = self.front and self.server == "tritonserver"
-        keys = [*(() if "openai_port" in self.listens_on else ("openai_port",)), *(() if runs else self.OF_THE_FRONT)]
+        triton = self.server == "tritonserver"
+        keys = [*(() if "openai_port" in self.listens_on else ("openai_port",))]
+        keys += [*(() if self.front and triton else self.OF_THE_FRONT), *(() if triton else self.OF_TRITON)]
         values = {key: getattr(self, key) for key in keys if getattr(self, key) != type(self).model_fields[key].default}
         if not values:
             return ""
         shown = (
             f"serving.{key}={','.join(value) if isinstance(value, tuple) else value}" for key, value in values.items()
         )
-        why = "its service runs with serving.openai=true" if self.server == "tritonserver" else "trtllm-serve has none"
+        why = "its service runs with serving.openai=true" if triton else "trtllm-serve has none"
         return f"{', '.join(shown)} {'is' if len(values) == 1 else 'are'} not used: {why}."
+
+    @property
+    def by_trtllm_serve(self) -> ServingSettings:
+        """The same for the server of the LLM API."""
+        return self.model_copy(update={"server": "trtllm_serve"})
 
     @property
     def on_free_ports(self) -> ServingSettings:

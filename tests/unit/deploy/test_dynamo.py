@@ -121,6 +121,9 @@ def test_what_does_not_go_together_is_refused(tmp_path):
     workers = ("cluster.prefill=1", "cluster.decode=1", "manifests.replicas=3")
     with pytest.raises(UserError, match=r"manifests\.replicas=3 has no effect beside cluster\.prefill and decode"):
         manifests(tmp_path, "llm_api", "manifests.operator=dynamo", *workers)
+    for word in ("serving.openai_port=9100", "serving.startup_timeout_s=900"):
+        with pytest.raises(UserError, match=rf"{word} has no effect on manifests\.operator=dynamo"):
+            manifests(tmp_path, "llm_api", "manifests.operator=dynamo", word)
 
 
 def test_it_says_what_the_cluster_needs(tmp_path, capsys):
@@ -130,6 +133,7 @@ def test_it_says_what_the_cluster_needs(tmp_path, capsys):
     assert "tensorrtllm-runtime:1.5.0, not run here; its operator must be in the cluster" in said
     assert "Service llama-3-8b-fp8-frontend, port 8000" in said
     assert "HPA, alerts and NetworkPolicy are not written" in said
+    assert "about 2 min 10 s to start; up to" in " ".join(said.split()), "its operator has the startup probe"
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,9 @@ def test_settings_of_a_service_that_does_not_run_are_said():
     assert ServingSettings(server="trtllm_serve", **given).unused == f"{said}: trtllm-serve has none."
     for runs in ({"openai": True}, {"host": "0.0.0.0"}):
         assert ServingSettings(**given, **runs).unused == ""
+    assert ServingSettings(http_port=8100, log_verbose=2).unused == ""
+    said = "serving.http_port=8100, serving.log_verbose=2 are not used: trtllm-serve has none."
+    assert ServingSettings(http_port=8100, log_verbose=2).by_trtllm_serve.unused == said
 
 
 def test_a_port_of_a_service_that_does_not_run_is_said(tmp_path, capsys):
