@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pipelines.checkpoint.tokenizer_folder import TokenizerFaultError, TokenizerFolder, read_text
 from pipelines.domain.errors import UserError
@@ -16,6 +18,9 @@ BESIDE_WEIGHTS = (
 """Files of a model's folder beside config.json and the weights."""
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 """A tokenizer needs one of these; the other files only describe it."""
+
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class RenderedChat(str):
@@ -38,6 +43,34 @@ def opened(folder: Path, key: str = "") -> TokenizerFolder:
     with _as_user_error(f"{key} needs it." if key else ""):
         tokenizer.tokenizer, tokenizer.end_ids, tokenizer.special  # noqa: B018 - read now, to fail now
     return tokenizer
+
+
+def partial_characters(tokenizer: Any) -> dict[int, bytes]:
+    """Return the bytes of the tokens that are no whole characters."""
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    if "ByteLevel" in str(tokenizer.decoder):
+        return _byte_level(vocabulary)
+    # SentencePiece's byte tokens are spelled like <0xE2>
+    values = {token: int(match[1], 16) for word, token in vocabulary.items() if (match := BYTE_TOKEN.fullmatch(word))}
+    return {token: bytes([value]) for token, value in values.items() if value >= 0x80}
+
+
+def _byte_level(vocabulary: Mapping[str, int]) -> dict[int, bytes]:
+    """Return the bytes of byte-level BPE tokens, where every character stands for one byte."""
+    # GPT-2's alphabet: printable Latin-1 stands for itself, U+0100 onwards for the other bytes, in order
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    table = {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+    partial = {}
+    for word, token in vocabulary.items():
+        if word.isascii() or any(character not in table for character in word):
+            continue
+        raw = bytes(table[character] for character in word)
+        try:
+            raw.decode("utf-8")
+        except UnicodeDecodeError:
+            partial[token] = raw
+    return partial
 
 
 def chat_templates(folder: Path, template: Path | None = None) -> tuple[dict[str, str], dict[str, str]]:

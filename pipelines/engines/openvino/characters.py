@@ -6,15 +6,13 @@ characters; only the ids of the others are stored, so an ordinary token costs on
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipelines.checkpoint.tokenizer import opened
+from pipelines.checkpoint.tokenizer import opened, partial_characters
 
 MAX_CHARACTER = 4
 """Length of the longest UTF-8 character, bytes."""
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class PartialCharacters:
@@ -36,15 +34,7 @@ class PartialCharacters:
         Raises:
             UserError: it cannot be read.
         """
-        tokenizer = opened(tokenizer_dir).tokenizer
-        vocabulary = tokenizer.get_vocab(with_added_tokens=False)
-        if "ByteLevel" in str(tokenizer.decoder):
-            return cls(_byte_level(vocabulary))
-        # SentencePiece's byte tokens are spelled like <0xE2>
-        values = {
-            token: int(match[1], 16) for word, token in vocabulary.items() if (match := _BYTE_TOKEN.fullmatch(word))
-        }
-        return cls({token: bytes([value]) for token, value in values.items() if value >= 0x80})
+        return cls(partial_characters(opened(tokenizer_dir).tokenizer))
 
     def __len__(self) -> int:
         return len(self._partial)
@@ -73,21 +63,3 @@ def _cut(piece: bytes) -> bool:
         length = 2 if 0xC2 <= byte < 0xE0 else 3 if 0xE0 <= byte < 0xF0 else 4 if 0xF0 <= byte < 0xF5 else 1
         return length > back
     return False
-
-
-def _byte_level(vocabulary: Mapping[str, int]) -> dict[int, bytes]:
-    """Return the bytes of byte-level BPE tokens, where every character stands for one byte."""
-    # GPT-2's alphabet: printable Latin-1 stands for itself, U+0100 onwards for the other bytes, in order
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in printable]
-    table = {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
-    partial = {}
-    for word, token in vocabulary.items():
-        if word.isascii() or any(character not in table for character in word):
-            continue
-        raw = bytes(table[character] for character in word)
-        try:
-            raw.decode("utf-8")
-        except UnicodeDecodeError:
-            partial[token] = raw
-    return partial

@@ -147,8 +147,7 @@ def token_score(tokenizer: ServedTokenizer, score: TokenScore) -> Json:
     """Build the log probability of a token of a chat or response, with the likeliest ones at its place."""
 
     def one(token: int, value: float) -> Json:
-        text = tokenizer.continuation([token])
-        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+        return {"token": tokenizer.continuation([token]), "logprob": value, "bytes": list(tokenizer.bytes_of(token))}
 
     return {**one(score.token, score.log_prob), "top_logprobs": [one(token, value) for token, value in score.best]}
 

@@ -175,7 +175,7 @@ class Completion:
                     async for delta in deltas:
                         yield delta
                 return
-            calls = ToolFilter(self.tools, one=self.one_call, forced=self.forced)
+            calls = ToolFilter(self.tools, one=self.one_call, forced=self.forced, functions=sampling.callable_functions)
             async with aclosing(self._all(source, sampling)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
                     yield replace(delta, text=calls.push(delta.text))

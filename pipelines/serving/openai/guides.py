@@ -43,6 +43,8 @@ class ResponseFormat(StrictModel):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    value: Json | None = None
+    """The schema, where Hugging Face's InferenceClient puts it: beside json_object."""
 
     @property
     def schema_(self) -> Json | None:
@@ -56,9 +58,11 @@ class ResponseFormat(StrictModel):
                 400, "'response_format' of type json_schema needs json_schema, and nothing else.",
                 param="response_format",
             )  # fmt: skip
+        if self.value is not None and self.type != "json_object":
+            raise unsupported("response_format.value", self.value, "It belongs to the type json_object.")
         if self.type == "text":
             return None
-        schema = self.json_schema.schema_ if self.json_schema is not None else None
+        schema = self.json_schema.schema_ if self.json_schema is not None else self.value
         return {"type": "object"} if schema is None else schema
 
     def guide(self) -> Guide | None:

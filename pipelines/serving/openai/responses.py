@@ -422,7 +422,7 @@ def _usage(choice: Completion) -> Json:
     prompt_tokens, output_tokens = len(choice.prompt.tokens), choice.output_tokens
     return {
         "input_tokens": prompt_tokens,
-        "input_tokens_details": {"cached_tokens": choice.cached_tokens},
+        "input_tokens_details": {"cached_tokens": choice.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": output_tokens,
         "output_tokens_details": {"reasoning_tokens": choice.reasoning_tokens},
         "total_tokens": prompt_tokens + output_tokens,

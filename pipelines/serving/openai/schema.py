@@ -149,6 +149,11 @@ class Sampling(BaseModel):
         return None
 
     @property
+    def callable_functions(self) -> list[dict[str, Any]]:
+        """The functions of the tools that may be called."""
+        return []
+
+    @property
     def ends_with_a_call(self) -> bool:
         """Whether the first call of a tool ends the answer, which only the service sees."""
         return False
@@ -164,7 +169,8 @@ class Sampling(BaseModel):
             raise ApiError(400, "'stream_options' requires stream=true.", param="stream_options")
         if self.best_of is not None and self.best_of != self.choices:
             raise unsupported("best_of", self.best_of, "No more answers are made than n; ask for n.")
-        if len(guides := list(self.guides)) > 1:
+        guides = list(self.guides)
+        if len(set(self.guides.values())) > 1:  # some clients ask in the words of several versions of vLLM at once
             raise ApiError(400, f"'{guides[1]}' conflicts with {guides[0]}: give one of them.", param=guides[1])
         refuse_unknown(self.model_extra or {}, UNSUPPORTED)
 
@@ -415,17 +421,17 @@ class ChatRequest(Sampling):
     @property
     def forced(self) -> tuple[str, ...]:
         """The tools of which the answer must call one."""
-        return tuple(function["name"] for function in self._callable) if self.must_call else ()
+        return tuple(function["name"] for function in self.callable_functions) if self.must_call else ()
 
     @cached_property
     def guide(self) -> Guide | None:
         """Kind and text of the guide that answers must follow: a call of a tool, the wanted format, or one of both."""
         if self.must_call:
-            call = call_schema(self._callable, several=self.may_call_several)
+            call = call_schema(self.callable_functions, several=self.may_call_several)
             return "json_schema", json.dumps(call)
         answer = self.response_format.schema_ if self.response_format is not None else None
         if self.calls_tools and answer is not None:
-            return "json_schema", json.dumps(call_or_answer(self._callable, answer))
+            return "json_schema", json.dumps(call_or_answer(self.callable_functions, answer))
         return super().guide
 
     @property
@@ -444,7 +450,8 @@ class ChatRequest(Sampling):
         return self.calls_tools and self.parallel_tool_calls is False and not self.guides_calls
 
     @property
-    def _callable(self) -> list[dict[str, Any]]:
+    def callable_functions(self) -> list[dict[str, Any]]:
+        """The functions of the tools that may be called."""
         functions = [tool["function"] for tool in self.tools or ()]
         if not isinstance(self.tool_choice, NamedTool):
             return functions
@@ -467,7 +474,7 @@ class ChatRequest(Sampling):
                 raise unsupported("tools", tool, "The parameters of a function are a JSON schema.")
         if self.calls_tools and (others := [name for name in self.guides if name != "response_format"]):
             raise ApiError(400, f"'{others[0]}' conflicts with tools, unless tool_choice is none.", param=others[0])
-        if self.must_call and not self._callable:
+        if self.must_call and not self.callable_functions:
             instead = "It is none of the tools." if self.tools else "It needs tools."
             raise unsupported("tool_choice", self.model_dump()["tool_choice"], instead)
 
@@ -523,7 +530,7 @@ UNSUPPORTED: Unsupported = {
     "moderation": ("No moderation runs here.", ()),
     "web_search_options": (LEAVE_OUT, ()),
     "prompt_logprobs": ("Use /v1/completions with echo and logprobs.", ()),
-    "guided_decoding_backend": ("The server has one backend.", ()),
+    "guided_decoding_backend": ("The server has one backend.", ("auto", "guidance")),  # llguidance, in vLLM's words
     "guided_whitespace_pattern": ('Put "x-guidance": {"whitespace_pattern": ...} into the schema (llguidance).', ()),
     "echo": ("Use /v1/completions.", (False,)),
 }

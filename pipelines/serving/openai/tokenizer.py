@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.checkpoint.tokenizer import RenderedChat, opened
+from pipelines.checkpoint.tokenizer import RenderedChat, opened, partial_characters
 
 PIECE = 16_384  # characters that are tokenized at a time
 SHRINKING = 4  # normalizers may drop or join characters before a text is tokenized
@@ -36,6 +36,7 @@ class ServedTokenizer:
         self._special = frozenset(token for token, entry in added.items() if entry.special)
         self._anchor = self._tokenizer.encode(ANCHOR, add_special_tokens=False).ids
         self._anchor_length = {skip: len(self.text(self._anchor, skip_special=skip)) for skip in (False, True)}
+        self._partial = partial_characters(self._tokenizer)
         self.end_ids, self.end_id = loaded.end_ids, loaded.end_id
         self.pad_id = loaded.id_of("pad_token")
 
@@ -66,6 +67,10 @@ class ServedTokenizer:
         if tokens[0] in self._special:
             return self.text(tokens, skip_special=skip_special)
         return self.text([*self._anchor, *tokens], skip_special=skip_special)[self._anchor_length[skip_special] :]
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of a token, which may be a part of a character."""
+        return self._partial.get(token) or self.continuation([token]).encode()
 
     def token(self, text: str) -> int | None:
         """Return the token that has this name in the vocabulary."""

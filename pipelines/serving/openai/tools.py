@@ -16,7 +16,8 @@ Json = dict[str, Any]
 class ToolForm(StrEnum):
     """How a model writes calls.
 
-    HERMES: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them, also after text.
+    HERMES: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them, also after text. Qwen3-Coder
+        writes `<function=NAME><parameter=NAME>VALUE</parameter>...</function>` instead of the object.
     MISTRAL: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`, newer ones `[TOOL_CALLS]NAME[ARGS]{...}` each.
     HARMONY: messages to functions, which `channels.HarmonyReader` reads from the tokens.
     JSON: the whole answer is `{"name": ..., "parameters": {...}}`, several separated by semicolons; or, as Granite
@@ -37,6 +38,9 @@ GUIDED_FORMS = (ToolForm.GUIDED, ToolForm.GUIDED_LIST)
 HARMONY_CHANNEL, TOOL_CALL = "<|channel|>", "<tool_call>"
 MARKS = {ToolForm.HERMES: TOOL_CALL, ToolForm.MISTRAL: "[TOOL_CALLS]", ToolForm.HARMONY: HARMONY_CHANNEL}
 HERMES_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
+CODER_CALL = re.compile(r"\s*<function=([^>\s]+)>(.*?)(</function>\s*)?", re.DOTALL)
+CODER_VALUE = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+PYTHON_WORDS = {"True": True, "False": False, "None": None}
 NEWER_CALL = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\]|(?=\{))(.*)", re.DOTALL)
 """Mistral's, behind its mark."""
 TAGS = ("<|python_tag|>", "<|tool_call|>")
@@ -87,10 +91,12 @@ class ToolFilter:
         done: whether one call is all that is wanted, and it is complete; the answer need not go on.
     """
 
-    def __init__(self, form: ToolForm, *, one: bool = False, forced: Sequence[str] = ()) -> None:
-        """Take the form, whether the first call is all that is wanted, and the tools of which one must be called."""
+    def __init__(
+        self, form: ToolForm, *, one: bool = False, forced: Sequence[str] = (), functions: Sequence[Json] = ()
+    ) -> None:
+        """Take the form, whether one call is all that is wanted, and the tools: those that are forced, and all."""
         self._form, self._held, self._holding, self._one = form, "", form is ToolForm.GUIDED_LIST, one
-        self._forced, self._is_text = forced, False
+        self._forced, self._is_text, self._functions = forced, False, functions
         self.done = False
 
     def push(self, text: str) -> str:
@@ -98,7 +104,7 @@ class ToolFilter:
         self._held += text
         visible = "" if self._holding else self._shown()
         if self._held and self._one and not {"}", ">"}.isdisjoint(text):  # which end a call
-            self.done = bool(_first_call(self._form, self._held))
+            self.done = bool(_first_call(self._form, self._held, self._functions))
         return visible
 
     def _shown(self) -> str:
@@ -117,9 +123,9 @@ class ToolFilter:
         """Return the calls, or what was held back where it is none; the last call of a cut answer may be cut, too."""
         held = self._all()
         if self._one:
-            held = _first_call(self._form, held) or held
-        found = _cut_calls("".join(_older(held, "")) if self._form is ToolForm.MISTRAL else held) if cut else []
-        found = found or [(name, _written(arguments)) for name, arguments in _calls(self._form, held)]
+            held = _first_call(self._form, held, self._functions) or held
+        found = _cut_calls("".join(_parts(self._form, held, self._functions, cut=True))) if cut else []
+        found = found or [(name, _written(arguments)) for name, arguments in _calls(self._form, held, self._functions)]
         if cut and self._forced and not found:  # what there is of the form is no text of the model
             begun = BEGUN_CALL.match(held)
             names = self._forced if len(self._forced) == 1 else begun.groups() if begun else ()
@@ -147,33 +153,57 @@ def _may_be_calls(form: ToolForm, text: str) -> bool:
     return begun.startswith(GUIDED_CALL) or GUIDED_CALL.startswith(begun)
 
 
-def _first_call(form: ToolForm, text: str) -> str:
+def _first_call(form: ToolForm, text: str, functions: Sequence[Json]) -> str:
     """Return the first call alone, in the same form; nothing if it is broken or not complete."""
     if form is ToolForm.HERMES:
         first, end, _ = text.partition("</tool_call>")
         first = first + end if end else ""
     else:
         mark = MARKS.get(form, "")
-        begun = _parts(form, text)[0].lstrip().removeprefix("[").lstrip()
+        begun = _parts(form, text, functions)[0].lstrip().removeprefix("[").lstrip()
         try:
             _, size = json.JSONDecoder().raw_decode(begun)
         except (ValueError, RecursionError):
             return ""
         first = mark + begun[:size]
-    return first if _calls(form, first) else ""
+    return first if _calls(form, first, functions) else ""
 
 
-def _parts(form: ToolForm, text: str) -> list[str]:
+def _parts(form: ToolForm, text: str, functions: Sequence[Json], *, cut: bool = False) -> list[str]:
     """Return the JSON of calls; what is cut is not complete."""
     if form is ToolForm.HERMES:
-        return HERMES_CALL.findall(text)
+        return [_from_coder(part, functions) for part in HERMES_CALL.findall(text)]
     if form is ToolForm.MISTRAL:
-        return _older(text, "}")
+        return _older(text, "" if cut else "}")
     if form in GUIDED_FORMS:
         return [text]
     for tag in TAGS:
         text = text.replace(tag, "")
     return _joined(text.split(";"))
+
+
+def _from_coder(text: str, functions: Sequence[Json]) -> str:
+    """Return a call as an object, also one that Qwen3-Coder wrote; the end is missing if it is not complete."""
+    if (call := CODER_CALL.fullmatch(text)) is None:
+        return text
+    parameters = next((each.get("parameters") for each in functions if each.get("name") == call[1]), None) or {}
+    schemas = parameters["properties"] if isinstance(parameters.get("properties"), dict) else {}
+    arguments = {name: _value(value, schemas.get(name)) for name, value in CODER_VALUE.findall(call[2])}
+    written = _written({"name": call[1], "arguments": arguments})
+    return written if call[3] else written.removesuffix("}}")
+
+
+def _value(text: str, schema: Any) -> Any:
+    """Return what a value stands for; text is written as it is, all else as JSON or in Python's words."""
+    whole = schema if isinstance(schema, dict) else {"type": "string"}
+    branches = whole["anyOf"] if isinstance(whole.get("anyOf"), list) else []
+    kinds = str([each.get("type") for each in (whole, *branches) if isinstance(each, dict)])
+    if "'string'" in kinds and not ("'null'" in kinds and text in ("null", "None")):
+        return text
+    try:
+        return PYTHON_WORDS[text] if text in PYTHON_WORDS else json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _older(text: str, end: str) -> list[str]:
@@ -185,10 +215,10 @@ def _older(text: str, end: str) -> list[str]:
     return [NEWER_CALL.sub(rf'{{"name": "\1", "arguments": \2{end}', part) for part in written.split(mark)]
 
 
-def _calls(form: ToolForm, text: str) -> list[tuple[str, Json]]:
+def _calls(form: ToolForm, text: str, functions: Sequence[Json]) -> list[tuple[str, Json]]:
     """Return name and arguments of each call; nothing if one of them is broken."""
     try:
-        parsed = [json.loads(part) for part in _parts(form, text) if part.strip()]
+        parsed = [json.loads(part) for part in _parts(form, text, functions) if part.strip()]
     except (ValueError, RecursionError):
         return []
     entries = [entry for part in parsed for entry in (part if isinstance(part, list) else [part])]

@@ -287,6 +287,7 @@ def test_responses_answer(client) -> None:
     assert answer.output_text.split() == ["system", ":", "words", "user", ":"]
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (9, 5)
+    type(answer).model_validate(answer.to_dict())  # which the client itself does not
     parts = [{"role": "user", "content": [{"type": "input_text", "text": "a end"}]}]
     assert client.responses.create(model="echo", input=parts, temperature=0).status == "completed"
 

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.serving.config import ServingSettings
+from pipelines.serving.openai.answers import token_score
 from pipelines.serving.openai.errors import ApiError, from_triton
-from pipelines.serving.openai.generation import Completion, Prompt, StopFilter, TokenPart, collect_all
+from pipelines.serving.openai.generation import Completion, Prompt, StopFilter, TokenPart, TokenScore, collect_all
 from pipelines.serving.openai.inputs import InputTensor, ServedEngine, engine_inputs
 from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.responses import ResponseRequest, in_its_words
@@ -296,6 +297,34 @@ def test_an_incomplete_character_waits_and_is_not_lost() -> None:
     assert (stream.push(tokens[0]), stream.rest()) == ("", "\ufffd")
 
 
+@pytest.mark.parametrize("name", ["tiny_gemma", "tiny_llama"])
+def test_the_bytes_of_tokens_are_those_of_the_text(name: str) -> None:
+    """Also where a token is a part of a character, as OpenAI documents `bytes`."""
+    tokenizer, text = ServedTokenizer(BUNDLED / "models" / name, adds_special=False), "x\u2603\U0001f600"
+    scores = [token_score(tokenizer, TokenScore(token, -1.0, (), 0)) for token in tokenizer.ids(text)]
+    assert any("\ufffd" in score["token"] for score in scores)
+    assert bytes(byte for score in scores for byte in score["bytes"]).decode().strip() == text
+
+
+def test_a_guide_may_be_asked_for_in_old_and_new_words() -> None:
+    """VLLMModel of guidance does so with every request."""
+    asked = {"guided_decoding_backend": "guidance", "guided_grammar": "g", "structured_outputs": {"grammar": "g"}}
+    request = CompletionRequest(model="m", prompt="p", **asked)
+    request.refuse_unsupported()
+    assert request.guide == ("ebnf_grammar", "g")
+    with pytest.raises(ApiError, match="'guided_grammar' conflicts with structured_outputs"):
+        CompletionRequest(**{**request.model_dump(exclude_unset=True), "guided_grammar": "h"}).refuse_unsupported()
+
+
+def test_a_schema_where_hugging_faces_client_puts_it_is_the_format() -> None:
+    """It writes a `json_schema` as `json_object` with the schema as its value, whatever the server."""
+    asked = {"type": "json_object", "value": {"type": "object", "properties": {"a": {"const": 1}}}}
+    guide = CompletionRequest(model="m", prompt="p", response_format=asked).guide
+    assert guide == ("json_schema", json.dumps(asked["value"]))
+    with pytest.raises(ApiError, match=r"'response_format\.value' = .*const.* json_object"):
+        CompletionRequest(model="m", prompt="p", response_format={**asked, "type": "text"}).refuse_unsupported()
+
+
 def test_when_one_answer_fails_the_others_are_cancelled() -> None:
     source = Script([TokenPart((A,))] * 1000, failing=9)
     choices = [Completion(number, Prompt((token,), "p"), 9, ENGINE) for number, token in enumerate((8, 9))]
@@ -397,6 +426,43 @@ def test_calls_of_each_form_are_read(form: ToolForm, text: str, size: int) -> No
     rest, calls = held.rest(cut=False)
     assert (shown + rest, [(call.name, call.arguments) for call in calls]) == ("", [("f", '{"a": "[é{"}'), ("g", "{}")])
     assert all(len(call.id) == 9 and call.id.isalnum() for call in calls)  # Mistral's templates refuse others
+
+
+OR_NULL = {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
+KINDS: dict[str, Any] = {
+    "a": {"type": "string"},
+    "b": {"type": "integer"},
+    "c": {"type": ["string", "null"]},
+    "d": OR_NULL,
+}
+CODER = [
+    {"name": "f", "parameters": {"type": "object", "properties": {**KINDS, "e": {"type": "boolean"}}}},
+    {"name": "g"},
+]
+
+
+def coder(name: str, **values: str) -> str:
+    return f"<function={name}>" + "".join(f"\n<parameter={key}>\n{values[key]}\n</parameter>" for key in values)
+
+
+@pytest.mark.parametrize("one", [False, True])
+def test_a_call_of_qwen3_coder_has_values_of_the_kinds_in_the_schema(one: bool) -> None:
+    """Its template writes each value as text, JSON or Python's words; a text of digits stays one."""
+    text = coder("f", a='7\n{"é', b="7", c="null", d='["x"]', e="True", z="1") + "\n</function>\n</tool_call>"
+    text = f"<tool_call>\n{text}\n<tool_call>\n{coder('g')}\n</function>\n</tool_call>"
+    held = ToolFilter(ToolForm.HERMES, one=one, functions=CODER)
+    shown = "".join(map(held.push, text))
+    rest, calls = held.rest(cut=False)
+    arguments = {"a": '7\n{"é', "b": 7, "c": None, "d": ["x"], "e": True, "z": "1"}
+    assert (held.done, shown + rest, json.loads(calls[0].arguments)) == (one, "", arguments)
+    assert [(call.name, call.arguments) for call in calls[1:]] == ([] if one else [("g", "{}")])
+
+
+def test_a_cut_call_of_qwen3_coder_has_the_values_so_far() -> None:
+    held = ToolFilter(ToolForm.HERMES, functions=CODER)
+    whole = coder("f", b="1") + "\n</function>\n</tool_call>"
+    held.push(f"<tool_call>\n{whole}\n<tool_call>\n{coder('f', b='2')}\n<parameter=a>\nUl")
+    assert [(call.name, call.arguments) for call in held.rest(cut=True)[1]] == [("f", '{"b": 1}'), ("f", '{"b": 2')]
 
 
 @pytest.mark.parametrize("form", [ToolForm.JSON, ToolForm.GUIDED])
