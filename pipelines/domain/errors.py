@@ -81,9 +81,14 @@ def collecting(faults: list[Fault]) -> Iterator[None]:
 
 
 def did_you_mean(text: str, names: Iterable[str]) -> str:
-    """Return "Did you mean 'x'?" for the nearest known word, whatever its case, or an empty string."""
+    """Return "Did you mean 'x'?" for the nearest known word, whatever its case, or an empty string.
+
+    A word that begins like the text is nearer than any other: b200 is b200_sxm, not gb200.
+    """
     by_case = {name.casefold(): name for name in reversed(list(names))}
-    near = get_close_matches(text.casefold(), list(by_case), n=1, cutoff=0.5)
+    word = text.casefold()
+    longer = [name for name in by_case if word and name.startswith(word)]
+    near = get_close_matches(word, longer or list(by_case), n=1, cutoff=0 if longer else 0.5)
     return f"Did you mean '{by_case[near[0]]}'?" if near else ""
 
 

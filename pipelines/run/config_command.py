@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from pipelines.domain.errors import Fault, UserError, refuse
-from pipelines.host.files import write_text
+from pipelines.host.files import disk_faults, write_text
 from pipelines.host.screen import say, wrapped_lines
 from pipelines.settings.base import at, flat, typed
 from pipelines.settings.compose import compose, judged, load
@@ -101,7 +101,8 @@ def init(overrides: Sequence[str]) -> int:
     for key, value in values:
         *groups_above, last = key.split(".")
         reduce(lambda node, group: node.setdefault(group, {}), groups_above, content)[last] = value
-    write_text(file, COMMENTED + (yaml.safe_dump(content, sort_keys=False) if content else EXAMPLE))
+    with disk_faults(f"'{file}' cannot be written", "Name another: make init config=FILE"):
+        write_text(file, COMMENTED + (yaml.safe_dump(content, sort_keys=False) if content else EXAMPLE))
     say(f"Written: {file}")
     return 0
 

@@ -21,7 +21,7 @@ from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.settings.plain import override
 from pipelines.stages import Stage
 from pipelines.stages.build import Build, limits_for
-from pipelines.stages.evaluate import Evaluate, EvaluateSequentially
+from pipelines.stages.evaluate import Evaluate, EvaluateByTrtllmServe, EvaluateSequentially
 from pipelines.stages.repository import WriteRepository
 from pipelines.stages.script import Script
 from pipelines.stages.unified import ConfigureLlm, ExportEdge, device_commands
@@ -114,7 +114,7 @@ class _ByHand:
 
     def _repository(self) -> Iterator[Block]:
         for step in self.plan.steps:
-            if isinstance(step.node.stage, WriteRepository) and not step.artifact:
+            if isinstance(step.node.stage, WriteRepository) and not (step.artifact or _of_baseline(step)):
                 several = BESIDE & step.node.inputs.keys()
                 built = next((s for s in self._inputs(step) if s.node.id == step.node.inputs["engine"]), None)
                 engine = []  # the override that serves the engine built by hand, where it is the only one
@@ -124,15 +124,20 @@ class _ByHand:
                 yield step.node.id + again, self._ours(step, *engine)
 
     def _evaluated(self) -> Iterator[Block]:
-        todo = [step for step in self.plan.steps if isinstance(step.node.stage, Evaluate) and not step.artifact]
+        kinds = Evaluate | EvaluateByTrtllmServe
+        todo = [step for step in self.plan.steps if isinstance(step.node.stage, kinds) and not step.artifact]
         if todo:
             both = any(_of_baseline(step) or isinstance(step.node.stage, EvaluateSequentially) for step in todo)
             baseline = " and its 16-bit baseline" if both else ""
             title = f"evaluate, which builds the engine{baseline} in the store"
+            if isinstance(todo[0].node.stage, EvaluateByTrtllmServe):
+                title = "evaluate, where trtllm-serve is on PATH"
             yield title, _command(["make", "evaluate", *self._words()])
 
     def _served(self) -> Iterator[Block]:
         for step in self.plan.steps:
+            if _of_baseline(step):
+                continue
             if isinstance(step.node.stage, ExportEdge):
                 yield f"copy {self._name(step)} to the device, and there, in that folder", []
                 positions = self.plan.deployment.positions

@@ -190,7 +190,9 @@ def diagnose(overrides: Sequence[str], *, sweeping: bool = False) -> list[Fault]
             faults.append(Fault(f"'{text}' begins with '+', which no group takes.", todo=f"Write {text.lstrip('+')}"))
         elif name in known_groups:
             values = _values(override)
-            wrong = [fault for value in values if (fault := _choice_fault(name, value, override.package or name))]
+            place, one = override.package or name, len(values) == 1
+            typed = [text if one else f"{name}={value}" for value in values]
+            wrong = [fault for pair in zip(values, typed, strict=True) if (fault := _choice_fault(name, *pair, place))]
             faults += wrong
             good += [f"{name}={values[0]}"] if values and not wrong else []
         else:
@@ -239,12 +241,15 @@ def _list_fault(text: str, name: str) -> Fault:
     )
 
 
-def _choice_fault(group: str, choice: str, place: str) -> Fault | None:
-    """Make the fault for a preset that its group does not have; `place` is where its settings would go."""
+def _choice_fault(group: str, choice: str, typed: str, place: str) -> Fault | None:
+    """Make the fault for a preset that its group does not have; `place` is where its settings would go.
+
+    `typed` is the override as it was typed, which Hydra's values may not be: 24 of 2_4.
+    """
     if choice in choices(group):
         return None
     return Fault(
-        f"{group}={choice} is not known.",
+        f"{typed} is not known.",
         f"Choose one of {', '.join(choices(group))}.",
         _place_hint(group, choice, place) or did_you_mean(choice, choices(group)),
     )

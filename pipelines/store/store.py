@@ -263,8 +263,9 @@ def salvaging(staging: Path, manifest: Json, store: Store) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
         with suppress(OSError):
-            if _keep(staging, store, str(error) or type(error).__name__) is None:
+            if _keep(staging, store, "interrupted" if interrupted else str(error) or type(error).__name__) is None:
                 (staging / PENDING).unlink(missing_ok=True)
         raise
     (staging / PENDING).unlink()

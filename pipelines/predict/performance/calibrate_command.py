@@ -61,8 +61,8 @@ def calibrate(settings: Settings, machine: Machine) -> int:
     """
     if settings.sizing.measured is None:
         raise UserError(
-            "There is no benchmark to fit to.",
-            todo="Measure first (make benchmark), then: make calibrate sizing.measured=artifacts/benchmark/...",
+            "sizing.measured names no benchmark to fit to.",
+            todo=f"Add sizing.measured={settings.paths.store}/benchmark/...; `make benchmark` measures one.",
         )
     measured = with_gpus(read_measured([settings.sizing.measured]), settings)
     ranks(measured)  # before the fit, which takes a while

@@ -1,10 +1,12 @@
 """Every file under conf/ composes and validates; every mistake names the nearest valid word."""
 
 import csv
+import re
 
 import pytest
 import yaml
 
+from pipelines.cli.words import groups_with_keys
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import BUILT
 from pipelines.domain.formats import QFormat
@@ -13,7 +15,7 @@ from pipelines.settings.by_hydra import compose_config
 from pipelines.settings.compose import load
 from pipelines.settings.groups import CONF, choices, groups
 from pipelines.settings.root import Settings
-from tests.conftest import REFERENCE
+from tests.conftest import REFERENCE, ROOT
 from tests.support.choices import NEEDS
 
 FILES = [(group, name) for group in groups() for name in choices(group)]
@@ -31,6 +33,16 @@ def test_all_groups_of_the_readme_are_there():
         groups()
     )
     assert set(choices("quant")) == {q.value for q in QFormat}
+
+
+def test_the_guide_names_every_group_and_choice():
+    """Except for the GPUs, of which it names some."""
+    rows = {}
+    for names, row in re.findall(r"^\| ((?:`[a-z_/]+`(?:, )?)+) \|(.*)$", (ROOT / "docs/tasks.md").read_text(), re.M):
+        rows |= dict.fromkeys(re.findall(r"`([a-z_/]+)`", names), row)
+    assert sorted(set(groups_with_keys()) - rows.keys()) == []
+    missing = [f"{name}={choice}" for name in groups() for choice in choices(name) if f"`{choice}`" not in rows[name]]
+    assert [word for word in missing if not word.startswith("hardware=") and not word.endswith("=default")] == []
 
 
 def test_no_file_repeats_a_default():
@@ -193,6 +205,10 @@ def test_model_shapes_equal_the_published_table():
         ("hardware=h100", r"hardware=h100 is not known.*Did you mean 'h100_"),
         ("hardware=H100", r"hardware=H100 is not known.*Did you mean 'h100_"),
         ("quant=FP8", r"quant=FP8 is not known.*Did you mean 'fp8'"),
+        ("hardware=b200", r"hardware=b200 is not known.*Did you mean 'b200_sxm'"),  # gb200 is another machine
+        ("hardware=a100", r"hardware=a100 is not known.*Did you mean 'a100_"),
+        ("sparsity=2_4", r"^sparsity=2_4 is not known"),
+        ("sparsity=2:4", r"^sparsity=2:4 is not known"),
         ("benchmark.concurrency=8 16", r"'8 16' is not a list\. Write benchmark\.concurrency=\[8,16\]"),
         ("benchmark.concurrency={a: 1}", r"'\{'a': 1\}' is not a list\. Write benchmark\.concurrency=\[a\]"),
         ("lora.adapters={1: }", r"'\{1: \}' is no list .* a comma or colon has nothing beside it"),

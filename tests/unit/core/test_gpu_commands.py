@@ -149,6 +149,14 @@ def test_the_llm_api_is_served_by_nvidias_own_server_or_by_triton(tmp_path):
     )
 
 
+def test_trtllm_serve_serves_the_format_and_both_are_evaluated(tmp_path):
+    found = commands(tmp_path, [*LLM_API, "eval=gsm8k", "serving.server=trtllm_serve"], "evaluate")
+    evaluate = "evaluate, where trtllm-serve is on PATH"
+    assert list(found)[:4] == ["build", "repository", evaluate, "container, in which the rest is typed"]
+    assert found[evaluate].split()[:2] == ["make", "evaluate"]
+    assert "8b-none" not in "".join(found.values())  # nothing printed makes these folders
+
+
 def test_a_second_build_starts_from_the_timings_of_the_first(tmp_path):
     found = commands(tmp_path, PLANS["a draft model"][0], "serve")
     assert "--input_timing_cache" not in found["build"]

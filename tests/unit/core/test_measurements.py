@@ -47,18 +47,21 @@ def test_a_good_end_leaves_no_trace(store, staging):
     assert sorted(path.name for path in staging.iterdir()) == [RESULT]
 
 
-def test_what_was_measured_before_an_error_is_kept_and_says_why(store, staging):
+@pytest.mark.parametrize(
+    ("error", "reason"), [(RuntimeError("server fell over"), "server fell over"), (KeyboardInterrupt(), "interrupted")]
+)
+def test_what_was_measured_before_an_error_is_kept_and_says_why(store, staging, error, reason):
     def fail():
         with salvaging(staging, dict(MANIFEST), store):
             measure(staging, (LEVEL,))
-            raise RuntimeError("server fell over")
+            raise error
 
-    with pytest.raises(RuntimeError, match="server fell over"):
+    with pytest.raises(type(error)):
         fail()
     artifact = store.find("benchmark", KEY)
     read = BenchmarkResult.from_json(json.loads((artifact.path / RESULT).read_text()))
-    assert (read.complete, read.reason, len(read.levels)) == (False, "server fell over", 1)
-    assert artifact.facts["reason"] == "server fell over"
+    assert (read.complete, read.reason, len(read.levels)) == (False, reason, 1)
+    assert artifact.facts["reason"] == reason
 
 
 def test_an_error_before_the_first_level_keeps_nothing(store, staging):

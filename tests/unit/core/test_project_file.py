@@ -230,6 +230,13 @@ def test_init_refuses_what_is_wrong_and_writes_nothing(tmp_path, monkeypatch, ca
     assert not list(tmp_path.iterdir())
 
 
+def test_init_names_the_file_that_it_cannot_write(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(CHOSEN_FILE, str(tmp_path / "file" / "team.yaml"))
+    with pytest.raises(UserError, match=r"team\.yaml' cannot be written: File exists\. Name another: make init"):
+        init(["quant=fp8"])
+
+
 def test_init_names_the_word_that_it_cannot_write(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(CHOSEN_FILE, "")

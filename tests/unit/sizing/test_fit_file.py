@@ -127,8 +127,8 @@ def test_a_fit_that_is_not_there_says_how_to_make_one():
 
 
 def test_without_a_benchmark_there_is_nothing_to_fit_to():
-    with pytest.raises(UserError, match=r"no benchmark to fit to.*sizing.measured="):
-        COMMANDS["calibrate"].run([])
+    with pytest.raises(UserError, match=r"names no benchmark to fit to\. Add sizing\.measured=/my/store/benchmark/"):
+        COMMANDS["calibrate"].run(["paths.store=/my/store"])
 
 
 @pytest.mark.parametrize("variant", ["none", "fp8", "magnitude_2_4-int8_sq", "fp8-kv_fp8", "sparsegpt_2_4-fp8-kv_int8"])
