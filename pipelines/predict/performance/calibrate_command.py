@@ -141,7 +141,7 @@ def place(settings: Settings, fitted: FittedModel) -> Path:
 
 def fit_text(measured: Measured, result: FitResult, source: str) -> str:
     """Describe the measurements, the fit's error on them, and the fitted values."""
-    head = f"{measured.model} {measured.precision or ''} measured with {measured.tool}: {source}"
+    head = f"{measured.model} {measured.precision or 'in an unknown format'} measured with {measured.tool}: {source}"
     coefficients = []
     for name, (title, unit) in SHOWN.items():
         if name not in result.intervals:

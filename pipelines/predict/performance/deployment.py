@@ -33,6 +33,7 @@ from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.performance.models import engine_of, plain_name
 from pipelines.predict.performance.performance import Costed, PerformanceModel, Provenance, Setup
 from pipelines.predict.performance.placement import EngineTerms, place
+from pipelines.predict.performance.read_measured import ELSEWHERE
 from pipelines.settings.root import Settings
 
 # Cost of an iteration, as the settings choose it.
@@ -98,6 +99,13 @@ class FittedModel:
     schema: int = field(default=SCHEMA)
 
     @property
+    def name(self) -> str:
+        """Model, format and GPU or engine: "llama_3_1_8b fp8 on h100_sxm"."""
+        what = f"{self.model} {self.precision}" if self.precision else self.model
+        engine = None if self.engine == ELSEWHERE else self.engine
+        return f"{what} on {self.gpu or engine or 'a server elsewhere'}"
+
+    @property
     def why(self) -> str:
         """Origin of the fit, in one line."""
         when = str(self.fitted_on.get("measured_at") or "")[:10]
@@ -115,7 +123,7 @@ class FittedModel:
         """
         if not self.multipliers or self.gpu != setup.gpu.name:
             raise UserError(
-                f"sizing.fit is for {self.model} on {self.gpu or self.cpu}, not for {setup.gpu.gpu}.",
+                f"sizing.fit is for {self.name}, not for {setup.gpu.gpu}.",
                 todo="Fit on this GPU: make calibrate hardware=... model=... sizing.measured=...",
             )
         knobs = [knob for knob in GPU_KNOBS if knob.name in self.multipliers]

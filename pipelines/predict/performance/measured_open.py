@@ -63,13 +63,16 @@ def _bench(file: ResultFile, e2e: str, lost: float = 0, total: float = 0) -> tup
     completed = file.finished("completed")
     arrival, users, rate, cv, held = _bench_load(file)
     first, whole = file.number("mean_ttft_ms"), file.get(f"mean_{e2e}_ms")
+    if not (prompts := file.number("total_input_tokens")):
+        todo = "Measure requests of one turn: those of conversations are not counted."
+        raise UserError(f"{file.source} ({file.tool}) has total_input_tokens=0.", todo=todo)
     streamed = first > 0 and first != whole  # 0, or that of the whole response, without streaming
     level = MeasuredLevel(
         arrival=arrival,
         concurrency=users,
         request_rate=rate,
         cv=cv,
-        isl=file.number("total_input_tokens") / completed,
+        isl=prompts / completed,
         osl=file.number("total_output_tokens") / completed,
         requests=completed,
         requests_per_s=file.number("request_throughput"),

@@ -256,7 +256,7 @@ def from_result(result: BenchmarkResult, path: Path) -> Measured:
         about={
             "measured_at": result.measured_at,
             "versions": dict(result.versions),
-            "machine": dict(result.machine),
+            "machine": {} if elsewhere else dict(result.machine),
             "images": result.workload.get("images", 0),
         },
     )

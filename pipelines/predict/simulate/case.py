@@ -167,7 +167,7 @@ def _fitted(settings: Settings, path: Path) -> SimulationCase:
     """Return the deployment that `sizing.fit` was fitted to, with its limits replaced by those that are set here."""
     refuse(unmodelled(settings))
     fit = load_fit(path)
-    what = f"{fit.model} {fit.precision or ''} on {fit.gpu or fit.engine}, TP {fit.tp}"
+    what = f"{fit.name}, TP {fit.tp}"
     return _deployed(settings, fit.deployment, what=what, reason=fit.why, kv_source="as fitted", pp=fit.pp)
 
 

@@ -218,10 +218,8 @@ def _missed(question: Question, error: OutOfReachError) -> str:
     if error.metric == "queue":
         return "the queue grows at any load"
     limit = getattr(question.slo, f"{error.metric}_ms")
-    return (
-        f"{WORDS[error.metric]} P{question.percentile:g} is {1000 * error.seconds:,.0f} ms at almost no load, "
-        f"the limit is {limit:g} ms"
-    )
+    metric, milliseconds = WORDS[error.metric], round(1000 * error.seconds, 2)
+    return f"{metric} P{question.percentile:g} is {milliseconds:,.6g} ms at almost no load, the limit is {limit:g} ms"
 
 
 def _nothing(question: Question, refused: list[RefusedOption]) -> UserError:

@@ -108,7 +108,7 @@ def _missed(level: MeasuredLevel, slo: Slo, percentile: float) -> str:
                 todo="Take another percentile (sizing.slo.percentile), or measure with streaming and this percentile.",
             )
         if seconds > limit / 1000:
-            wrong.append(f"{name} P{percentile:g} is {1000 * seconds:,.4g} ms, the limit is {limit:g} ms")
+            wrong.append(f"{name} P{percentile:g} is {round(1000 * seconds, 2):,.6g} ms, the limit is {limit:g} ms")
     return "; ".join(wrong)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.document.show import ms
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat, kv_formats_for, proposed
 from pipelines.predict.performance.limits import WantedLimits
@@ -207,6 +208,6 @@ def _sized(what: str, question: Question, one: Instance, guess: int, most: float
     except UserError as error:
         return Change(what, why=error.faults[0].message)
     except OutOfReachError as error:
-        return Change(what, why=f"{WORDS[error.metric]} is {1000 * error.seconds:,.0f} ms at almost no load")
+        return Change(what, why=f"{WORDS[error.metric]} is {ms(error.seconds)} ms at almost no load")
     layout = Layout(one.setup.gpus, question.gpu.gpus_per_server)
     return Change.to(what, needed + question.spare, layout)

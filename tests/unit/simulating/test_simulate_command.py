@@ -389,6 +389,8 @@ def test_a_fit_makes_it_seconds_with_its_own_engine(tmp_path, capsys):
     assert outcome["itl"]["mean"] > 3e-3  # 2 ms and 1 ms of weights at least
     said = capsys.readouterr().out
     assert "tiny_gemma fp8 on openvino" in said
+    assert replace(made, gpu=None, engine="unknown").name == "tiny_gemma fp8 on a server elsewhere"
+    assert replace(made, precision=None, engine=None).name == "tiny_gemma on a server elsewhere"
     assert "KV cache: 100 blocks of 16 tokens (as given)" in said
     simulated(tmp_path, *words[:2])
     assert "KV cache: 512 blocks of 16 tokens (as fitted)" in capsys.readouterr().out

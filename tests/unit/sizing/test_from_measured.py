@@ -48,6 +48,9 @@ def test_the_published_example_needs_13_servers(measured):
 def test_no_load_within_the_limits_says_the_nearest(measured):
     with pytest.raises(UserError, match=r"at the lowest \(concurrency 8, .*TTFT P95 is 1,000 ms, the limit is 10 ms"):
         size(measured, ttft_ms=10)
+    slow = replace(measured.levels[0], ttft_s=replace(measured.levels[0].ttft_s, p95=17.7614))
+    with pytest.raises(UserError, match=r"TTFT P95 is 17,761\.4 ms, the limit is 10 ms"):
+        size(replace(measured, levels=(slow,)), ttft_ms=10)
 
 
 def test_a_percentile_that_was_not_measured_is_refused(measured):

@@ -218,3 +218,10 @@ def test_failed_requests_of_our_own_load_are_named(tmp_path):
     total = 20 + data["levels"][0]["summary"]["e2e_s"]["count"]
     (note,) = read_measured([tmp_path / RESULT]).notes
     assert f"concurrency 4: 20 of {total:,} requests failed" in note
+
+
+@pytest.mark.parametrize(("engine", "known"), [("openvino", True), ("unknown", False)])
+def test_the_client_is_not_the_machine_of_a_server_elsewhere(tmp_path, engine, known):
+    result, _ = benchmark("fp8", (4,))
+    (tmp_path / RESULT).write_text(json.dumps({**result.to_json(), "engine": engine, "machine": {"cpu_count": 2}}))
+    assert bool(read_measured([tmp_path / RESULT]).about["machine"]) == known

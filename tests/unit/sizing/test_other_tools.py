@@ -251,3 +251,12 @@ def test_each_phase_of_aiperf_is_a_load_by_its_own_file(tmp_path):
     high.parent.mkdir(parents=True)
     high.write_text(whole.read_text())
     assert read_measured([high]).levels[0].concurrency == 16
+
+
+def test_conversations_of_sglang_have_no_input_tokens_and_are_refused(tmp_path):
+    """Its bench_serving counts no prompts of conversations: a fit would take them for free."""
+    line = json.loads((FILES / "sglang_bench_serving.jsonl").read_text().splitlines()[0])
+    path = tmp_path / "conversations.jsonl"
+    path.write_text(json.dumps({**line, "total_input_tokens": 0}))
+    with pytest.raises(UserError, match="total_input_tokens=0"):
+        read_measured([path])
