@@ -47,7 +47,7 @@ TAGS = ("<|python_tag|>", "<|tool_call|>")
 """What Llama 3 and Granite may write before calls."""
 CUT_CALL = re.compile(
     r"""(?:[\s\[,;}]|</?tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_call\|>)*"""
-    r"""\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(\{.*|$)""",
+    r"""\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(\{.*|$)""",
     re.DOTALL,
 )
 """What stands between calls, and the next call up to its arguments."""
@@ -226,7 +226,7 @@ def _calls(form: ToolForm, text: str, functions: Sequence[Json]) -> list[tuple[s
         return []
     if form in GUIDED_FORMS and not all("arguments" in entry for entry in entries):
         return []
-    calls = [(entry["name"], entry.get("arguments", entry.get("parameters", {}))) for entry in entries]
+    calls = [(entry["name"], entry.get("arguments", entry.get("parameters")) or {}) for entry in entries]
     return calls if all(isinstance(arguments, dict) for _, arguments in calls) else []
 
 

@@ -375,6 +375,11 @@ def test_a_scored_prompt_is_asked_for_with_nothing_that_changes_tokens(name: str
         (ToolForm.MISTRAL, '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{', [("f", '{"a": 1}'), ("g", "{")]),
         (ToolForm.JSON, f'<|tool_call|>[{F} {{"a": 1}}}}, {G} {{', [("f", '{"a": 1}'), ("g", "{")]),
         (ToolForm.JSON, f'<|python_tag|>{F} {{}}}}; {G} {{"b": ";', [("f", "{}"), ("g", '{"b": ";')]),
+        (
+            ToolForm.JSON,
+            '{"type": "function", "name": "f", "parameters": {"a',
+            [("f", '{"a')],
+        ),  # as Llama 3.1 often does
         (ToolForm.HERMES, "<tool_call> words", []),
     ],
 )
@@ -456,6 +461,13 @@ def test_a_call_of_qwen3_coder_has_values_of_the_kinds_in_the_schema(one: bool) 
     arguments = {"a": '7\n{"é', "b": 7, "c": None, "d": ["x"], "e": True, "z": "1"}
     assert (held.done, shown + rest, json.loads(calls[0].arguments)) == (one, "", arguments)
     assert [(call.name, call.arguments) for call in calls[1:]] == ([] if one else [("g", "{}")])
+
+
+@pytest.mark.parametrize("written", ["{}", "null", '""'])
+def test_a_call_without_arguments_is_one(written: str) -> None:
+    held = ToolFilter(ToolForm.JSON)
+    held.push(f'{{"name": "f", "parameters": {written}}}')
+    assert [(call.name, call.arguments) for call in held.rest(cut=False)[1]] == [("f", "{}")]
 
 
 def test_a_cut_call_of_qwen3_coder_has_the_values_so_far() -> None:
