@@ -1,9 +1,11 @@
-"""Wait for what another process or thread is about to do."""
+"""Wait for what another process or thread is about to do, and look whether one lives."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+
+import psutil
 
 
 def eventually(holds: Callable[[], bool], seconds: float = 60) -> bool:
@@ -14,3 +16,11 @@ def eventually(holds: Callable[[], bool], seconds: float = 60) -> bool:
             return True
         time.sleep(0.02)
     return holds()
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether it runs; it may end between two questions."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

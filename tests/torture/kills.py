@@ -19,6 +19,7 @@ import psutil
 
 from tests.conftest import ROOT
 from tests.contract.serving.echo_repository import write_served_echo, write_stubborn
+from tests.support.eventually import lives
 from tests.torture.row import Row
 
 LIMIT_S = 2.0
@@ -144,17 +145,10 @@ def _seconds_until_gone(processes: list[psutil.Process]) -> float:
     """Return when no process and no region was left, or ten times the limit."""
     begun = time.monotonic()
     while time.monotonic() - begun < 10 * LIMIT_S:
-        if not any(_lives(process) for process in processes) and not _regions(processes[0].pid):
+        if not any(lives(process) for process in processes) and not _regions(processes[0].pid):
             break
         time.sleep(0.01)
     return time.monotonic() - begun
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _regions(owner: int) -> list[Path]:

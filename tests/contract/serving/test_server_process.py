@@ -33,7 +33,7 @@ from tests.contract.serving.echo_repository import (
     write_model,
     write_stubborn,
 )
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, lives
 
 pytestmark = pytest.mark.skipif(why_no_server(ServingSettings()) is not None, reason="needs a tritonserver")
 SETTINGS = ServingSettings(drain_timeout_s=30, startup_timeout_s=60)
@@ -56,14 +56,6 @@ def family(pid: int) -> list[psutil.Process]:
 
 def gone(processes: list[psutil.Process]) -> bool:
     return not any(lives(found) for found in processes)
-
-
-def lives(process: psutil.Process) -> bool:
-    """Whether it runs; it may end between two questions."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def generate(server: TritonServer, text: str, max_tokens: int) -> str:

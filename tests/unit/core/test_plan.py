@@ -36,15 +36,18 @@ LLAMA = {
 }
 
 
-@pytest.fixture
-def model(tmp_path):
-    folder = tmp_path / "my_llama"
+def model_folder(folder):
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA))
     header = b'{"w": {"dtype": "F16", "shape": [0], "data_offsets": [0, 0]}}'
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     (folder / "tokenizer.json").write_text('{"model": {"vocab": {}}}')
     return folder
+
+
+@pytest.fixture
+def model(tmp_path):
+    return model_folder(tmp_path / "my_llama")
 
 
 def plan(tmp_path, overrides, target="build", machine=MACHINE, only=None):

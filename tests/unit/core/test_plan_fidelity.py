@@ -2,7 +2,6 @@
 
 import json
 import re
-import struct
 from dataclasses import replace
 
 import pytest
@@ -20,24 +19,14 @@ from pipelines.settings.compose import load
 from pipelines.settings.model import BUNDLED
 from pipelines.store.store import Store, content_digest
 from tests.unit.core.test_machine import MACHINE
-from tests.unit.core.test_plan import LLAMA
+from tests.unit.core.test_plan import LLAMA, model_folder
 
 ORDER = ("bundled", "prose", "dialogue", "code", "languages")
 
 
-def model_folder(root, name):
-    folder = root / name
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(LLAMA))
-    header = b'{"w": {"dtype": "F16", "shape": [0], "data_offsets": [0, 0]}}'
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
-    (folder / "tokenizer.json").write_text('{"model": {"vocab": {}}}')
-    return folder
-
-
 @pytest.fixture
 def model(tmp_path):
-    return model_folder(tmp_path, "my_llama")
+    return model_folder(tmp_path / "my_llama")
 
 
 def plan(tmp_path, model, *overrides, target="fidelity"):
@@ -93,7 +82,7 @@ def test_every_text_that_is_named_is_read(tmp_path, model):
 
 def test_another_model_can_be_the_reference(tmp_path, model):
     """Then it is built in 16 bit beside the model, which may itself be in 16 bit."""
-    original = model_folder(tmp_path, "original")
+    original = model_folder(tmp_path / "original")
     made = plan(tmp_path, model, "quant=none", f"fidelity.reference_path={original}")
     assert ids(made) == ["reference.quantize", "reference.build", "quantize", "build", "fidelity"]
     assert (made.steps[0].node.label, made.steps[2].node.label) == ("original-none", "my_llama-none")
@@ -139,7 +128,7 @@ def test_of_a_server_only_the_16_bit_model_is_built(tmp_path, model):
     ],
 )
 def test_what_a_server_cannot_be_asked_is_refused(tmp_path, model, words, said):
-    other = model_folder(tmp_path, "other")
+    other = model_folder(tmp_path / "other")
     with pytest.raises(UserError, match=said):
         plan(tmp_path, model, "eval.url=http://h/v1", *(word.format(other=other) for word in words))
 

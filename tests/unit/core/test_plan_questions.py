@@ -18,14 +18,15 @@ from pipelines.sweep.launch import _together
 from pipelines.sweep.sweep_command import smallest
 from tests.conftest import ROOT
 from tests.unit.core.test_machine import MACHINE, with_gpu
-from tests.unit.core.test_plan_fidelity import ids, model_folder
+from tests.unit.core.test_plan import model_folder
+from tests.unit.core.test_plan_fidelity import ids
 
 NONE = "questions: none, and the verdict is NOT MEASURED, because there is no mmlu here: HF_HUB_OFFLINE is set"
 
 
 @pytest.fixture
 def words(tmp_path):
-    return [f"model.path={model_folder(tmp_path, 'my_llama')}", f"paths.store={tmp_path / 'store'}"]
+    return [f"model.path={model_folder(tmp_path / 'my_llama')}", f"paths.store={tmp_path / 'store'}"]
 
 
 @pytest.fixture

@@ -15,18 +15,11 @@ import pytest
 
 from pipelines.host.lifetimes import SupervisedProcess
 from tests.conftest import ROOT
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, lives
 
 SHM = Path("/dev/shm")
 FAMILY = "sleep 1000 & bash -c 'sleep 1000 & wait' & wait"
 """A command, two children and a grandchild that hang; none of them looks at its parent."""
-
-
-def lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def family(pid: int) -> list[psutil.Process]:
