@@ -77,7 +77,7 @@ def test_a_warning_has_colour_on_a_terminal_alone(tmp_path):
     assert "\nwarning: " in shown
 
 
-@pytest.mark.parametrize("words", [OUTPUTS["doctor"], OUTPUTS["size"]])
+@pytest.mark.parametrize("words", [OUTPUTS["doctor"], pytest.param(OUTPUTS["size"], marks=pytest.mark.thorough)])
 def test_no_color_means_none(tmp_path, words):
     code, shown = on_terminal(tmp_path, 80, *words, NO_COLOR="1")
     assert code == 0
