@@ -51,6 +51,9 @@ def check(d: Deployment) -> list[Fault]:
     is_named = target in STARTED and settings.serving.tritonserver is not None
     faults += filter(None, [why_no_server(settings.serving)]) if is_named else []
     faults += filter(None, [why_no_key(settings.serving)]) if target == "serve" else []
+    if engine.on_device and settings.serving.api_key:
+        what = f"serving.api_key=true has no effect on engine={engine.setting}: its server runs on the device."
+        faults.append(Fault(what, todo="Leave it out, and add --api-key to the command there."))
     if engine.on_device and target != "build":
         fault = f"engine={settings.engine.name} cannot {target}: {engine.title} runs on the device."
         return [*faults, Fault(fault, "It works with build.", "Use engine=openvino, with the same format.")]

@@ -135,16 +135,17 @@ class _ByHand:
             yield title, _command(["make", "evaluate", *self._words()])
 
     def _served(self) -> Iterator[Block]:
+        serving = self.plan.settings.serving
         for step in self.plan.steps:
             if _of_baseline(step):
                 continue
             if isinstance(step.node.stage, ExportEdge):
                 yield f"copy {self._name(step)} to the device, and there, in that folder", []
                 positions = self.plan.deployment.positions
-                for title, line in device_commands(self.plan.settings.build, positions).items():
+                build, address = self.plan.settings.build, (serving.host, serving.openai_port)
+                for title, line in device_commands(build, positions, *address).items():
                     yield title, _command(shlex.split(line))
             elif isinstance(step.node.stage, ConfigureLlm):
-                serving = self.plan.settings.serving
                 line = serve_command(serving.host, serving.ports["openai_port"])
                 yield "serve, with an OpenAI API", _inside(self._name(step), line)
             elif isinstance(stage := step.node.stage, WriteRepository):

@@ -156,7 +156,9 @@ SERVERS_OWN = {"max_batch_size": 1, "max_input_len": 4096, "max_seq_len": 8192}
 """Limits where none are given: those of tensorrt-edgellm-serve 0.11.0."""
 
 
-def device_commands(build: BuildSettings, positions: int | None) -> dict[str, str]:
+def device_commands(
+    build: BuildSettings, positions: int | None, host: str = "127.0.0.1", port: int | None = None
+) -> dict[str, str]:
     """Return title -> command, to be typed on the device in the folder of the export.
 
     Source: TensorRT Edge-LLM 0.11.0: its quick start guide for `llm_build` and `llm_inference`, which are compiled from
@@ -165,6 +167,8 @@ def device_commands(build: BuildSettings, positions: int | None) -> dict[str, st
     Args:
         build: limits that are given hold; others are the server's own, as far as the model's positions reach.
         positions: longest sequence of the model, None if not known.
+        host: address that the server listens on.
+        port: of the server; None is its own, 8000.
     """
     batch, prompt, total = (getattr(build, name) if build.given(name) else own for name, own in SERVERS_OWN.items())
     if positions is not None and not build.given("max_seq_len"):
@@ -182,7 +186,7 @@ def device_commands(build: BuildSettings, positions: int | None) -> dict[str, st
             f"tensorrt-edgellm-build --model-dir {CHECKPOINT} --engine-dir engine {dashed}"
         ),
         "or build so and serve, with an OpenAI API (experimental)": (
-            f"tensorrt-edgellm-serve {CHECKPOINT} --host 127.0.0.1 {dashed}"
+            f"tensorrt-edgellm-serve {CHECKPOINT} --host {host}{f' --port {port}' if port else ''} {dashed}"
         ),
     }
 

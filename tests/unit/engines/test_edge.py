@@ -19,7 +19,12 @@ from pipelines.domain.progress import SILENT
 from pipelines.engines.tensorrt_edge.exporter import VERSION, environment_fault, export
 from pipelines.engines.tensorrt_edge.read_back import fragments_to_int4, nibbles_to_int4, read_back
 from pipelines.engines.tensorrt_llm.config import BuildSettings
+from pipelines.plan.plan import make_plan
+from pipelines.run.gpu_commands import gpu_commands
+from pipelines.settings.compose import load
 from pipelines.stages.unified import ExportEdge, device_commands
+from pipelines.store.store import Store
+from tests.unit.core.test_machine import MACHINE
 
 FRAGMENTS = "0baf69ba"
 """Of SHA-256 of what `repack_to_cutedsl_fragment` of tensorrt-edgellm 0.11.0 returns for `codes(192, 128) + 8`."""
@@ -88,6 +93,15 @@ def test_limits_are_what_is_given_and_else_those_of_the_server(given, positions,
         f"tensorrt-edgellm-serve checkpoint --host 127.0.0.1 --max-batch-size {batch} --max-input-len {prompt} "
         f"--max-kv-cache-capacity {total}"
     )
+
+
+def test_the_server_on_the_device_gets_the_address_that_is_given(tmp_path: Path) -> None:
+    words = ["engine=tensorrt_edge", "model=tiny_llama", "quant=none", "hardware=a10", "serving.host=0.0.0.0"]
+    made = make_plan(load([*words, "serving.openai_port=9100"]), "build", Store(tmp_path), MACHINE)
+    (served,) = [line for line in gpu_commands(made, words) if "tensorrt-edgellm-serve" in line]
+    assert "tensorrt-edgellm-serve checkpoint --host 0.0.0.0 --port 9100" in served
+    with pytest.raises(UserError, match=r"serving\.api_key=true has no effect on engine=tensorrt_edge"):
+        make_plan(load([*words, "serving.api_key=true"]), "build", Store(tmp_path), MACHINE)
 
 
 def test_limits_are_not_of_the_graph() -> None:
