@@ -206,7 +206,7 @@ def test_a_fit_moves_simulations_and_sizes_of_its_gpu(tmp_path, capsys):
     assert other.spread["throughput"] > 5 * here.spread["throughput"]
     assert here.cost.fixed == pytest.approx(load_fit(file).deployment.cost.fixed)
     assert "TP 1" in split.why
-    with pytest.raises(UserError, match="is for llama_3_1_8b on h100_sxm, not for A100"):
+    with pytest.raises(UserError, match="is for llama_3_1_8b fp8 on h100_sxm, not for A100"):
         costs(settings)(Setup(model, gpu_named("a100_sxm_80gb"), QFormat.NONE))
 
 
