@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from pipelines.domain.formats import KvFormat, QFormat, rules_out_reuse
-from pipelines.rules.record import BUILT, CPU, GPU, Cases, DeploymentFacts, Rule, known, listed
+from pipelines.rules.record import BUILT, CPU, GPU, ON_GPUS, Cases, DeploymentFacts, Rule, known, listed
 from pipelines.rules.split import BUILDER, COMMAND, PLUGIN, REUSE, SCHEDULER, TEMPLATES
 
 FP8_ATTENTION = (QFormat.FP8, QFormat.W4A8_AWQ, QFormat.NVFP4)
@@ -185,8 +185,9 @@ RULES = (
         todo="Keep shared prefixes within the window, or remove the window.",
         source="issues #2983, #2912",
     ),
-    gpu_rule(
+    rule(
         name="host-blocks-are-for-reuse",
+        engines=ON_GPUS,
         when=lambda d: d.triton.kv_cache_host_memory_bytes > 0 and not d.kv_reuse,
         failed="triton.kv_cache_host_memory_bytes={d.triton.kv_cache_host_memory_bytes} keeps blocks for reuse, but"
         " KV-cache reuse is off.",
