@@ -12,7 +12,16 @@ import yaml
 
 from pipelines.deploy import cluster, containers, dynamo, nodes, pods
 from pipelines.deploy.config import ManifestSettings
-from pipelines.deploy.facts import Kind, RepositoryFacts, key_faults, leader_faults, planned, read_served, sizes
+from pipelines.deploy.facts import (
+    Kind,
+    RepositoryFacts,
+    can_preview,
+    key_faults,
+    leader_faults,
+    planned,
+    read_served,
+    sizes,
+)
 from pipelines.deploy.pods import FRONT, IMAGE, ClusterDeployment, Object, claim_name
 from pipelines.deploy.slo_rules import HISTOGRAMS, slo_rules
 from pipelines.document.show import count
@@ -402,13 +411,14 @@ def _repository(settings: Settings, machine: Machine, overrides: Sequence[str]) 
     """Return the repository given, or the finished one that the plan finds."""
     if settings.serving.repository is not None:
         return settings.serving.repository.absolute()
-    step = make_plan(settings, "repository", Store(settings.paths.store), machine).steps[-1]
+    plan = make_plan(settings, "repository", Store(settings.paths.store), machine)
+    step = plan.steps[-1]
     if step.artifact is None:
         plain = [(word, word.lstrip("+~")) for word in overrides]
         made_by = [word for word, key in plain if key.startswith(DECIDES) or not key.startswith(OF_MANIFESTS)]
         raise UserError(
             f"There is no repository of {step.node.label} yet ({step.why}).",
-            allowed="Engines that only a GPU builds have a preview: manifests.preview=true.",
+            allowed="A preview needs none: manifests.preview=true." if can_preview(plan) else "",
             todo="Name an existing one (serving.repository=/its/folder), or make it:",
             command=["make", "repository", *made_by],
         )

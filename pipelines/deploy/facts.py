@@ -114,6 +114,11 @@ def read_served(path: Path) -> RepositoryFacts:
     )
 
 
+def can_preview(plan: Plan) -> bool:
+    """Return whether only a machine with a GPU can make the repository."""
+    return plan.deployment.engine.server is ServerBackend.TENSORRTLLM
+
+
 def planned(plan: Plan) -> RepositoryFacts:
     """Predict the facts of a repository that only a machine with a GPU can make.
 
@@ -121,7 +126,7 @@ def planned(plan: Plan) -> RepositoryFacts:
         UserError: this machine can make it, the model's sizes are unknown, or the ranks cannot be spread over nodes.
     """
     settings, engine, shape = plan.settings, plan.deployment.engine, plan.deployment.shape
-    if engine.server is not ServerBackend.TENSORRTLLM:
+    if not can_preview(plan):
         what = f"manifests.preview=true is for engines that only a GPU builds; engine={engine.setting} is made here."
         raise UserError(what, todo="Leave it out, and make the repository first: make repository")
     if shape is None:

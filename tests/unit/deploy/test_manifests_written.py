@@ -114,6 +114,9 @@ def test_without_a_repository_the_command_that_makes_it_is_named(tmp_path):
     with pytest.raises(UserError, match="There is no repository of tiny_gemma-int4_awq yet") as error:
         write_manifests(load(words), CPU, words)
     assert re.search(wanted, str(error.value))
+    assert "preview" not in str(error.value)  # it would be refused
+    with pytest.raises(UserError, match=r"A preview needs none: manifests\.preview=true"):
+        write_manifests(load([*words, "engine=tensorrt_llm", "hardware=a10"]), CPU, words)
     assert not (tmp_path / "manifests").exists()
 
 
