@@ -219,7 +219,6 @@ def _of_compressed(block: Mapping[str, Any]) -> _Demands:
     weights = _weights(block)
     yield "format", form, _COMPRESSED
     yield "number of config_groups", len(groups), (1,)
-    yield "targets", only.get("targets"), (["Linear"],)
     sparse = block.get("sparsity_config") or {}
     yield "sparsity_config.format", sparse.get("format") if isinstance(sparse, Mapping) else sparse, ("dense", None)
     yield "transform_config", block.get("transform_config") or None, (None,)
@@ -242,9 +241,7 @@ def _of_compressed(block: Mapping[str, Any]) -> _Demands:
         yield from _fp8_of("kv_cache_scheme", cache)
     else:
         yield "kv_cache_scheme", block.get("kv_cache_scheme"), (None,)
-    yield "ignore", _unknown(block.get("ignore")), (None,)
-    if form == "pack-quantized":
-        yield "ignore", block.get("ignore") or None, (block.get("ignore") or ["lm_head"],)
+    yield "ignore", _unknown(block.get("ignore")), (None,)  # tensors show which linears its targets left out
 
 
 def _int4_of(weights: Mapping[str, Any]) -> _Demands:

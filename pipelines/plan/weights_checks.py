@@ -71,6 +71,11 @@ def given_faults(d: Deployment) -> Iterator[Fault]:
     for group in ("prune", "sparsity", "recover"):
         if (method := getattr(settings, group).method) != "none":
             yield Fault(f"{what}, so {group}={method} cannot change its weights.", todo=f"Set {group}=none.")
+    if d.target == "diagnose":
+        yield Fault(
+            f"{what}: make diagnose compares a checkpoint with its 16-bit model.",
+            todo="Build it, then set model.path=/the/original diagnose.checkpoint=FOLDER.",
+        )
     if d.has_baseline:
         yield Fault(
             f"{what}: the 16-bit model to compare it with is not known.",

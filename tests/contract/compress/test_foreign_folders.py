@@ -157,6 +157,8 @@ FP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_gr
 IN_INT8 = compressed("int-quantized", INT8 | {"strategy": "channel"}, INT8 | {"strategy": "tensor"})
 IN_NVFP4 = compressed("nvfp4-pack-quantized", FP4 | {"dynamic": False}, FP4 | {"dynamic": "local"})
 OF_ROWS = compressed("pack-quantized", {"num_bits": 4, "type": "int", "strategy": "channel", "symmetric": True}, None)
+OF_NAMES = compressed("pack-quantized", OF_ROWS["config_groups"]["group_0"]["weights"], None) | {"ignore": []}
+OF_NAMES["config_groups"]["group_0"]["targets"] = ["re:.*_proj$"]
 RIGHT = {
     "auto-round as auto_gptq": (auto_round, GPTQ | {"provider": "auto-round", "lm_head": False}, QFormat.INT4_GPTQ),
     "auto-round": (auto_round, AUTO_ROUND | {"packing_format": "auto_round:auto_gptq"}, QFormat.INT4_GPTQ),
@@ -166,6 +168,7 @@ RIGHT = {
     "gptq_v2": (gptq_v2, GPTQ | {"checkpoint_format": "gptq_v2", "sym": False}, QFormat.INT4_GPTQ),
     "one scale for a row": (gptq_of_rows, GPTQ | {"group_size": -1}, QFormat.INT4_GPTQ),
     "compressed-tensors, rows": (compressed_of_rows, OF_ROWS, QFormat.INT4_GPTQ),
+    "compressed-tensors, names": (compressed_of_rows, OF_NAMES, QFormat.INT4_GPTQ),
     "fp8 of Transformers": (fp8_of_transformers, FP8 | {"modules_to_not_convert": ["lm_head"]}, QFormat.FP8),
     "int8 of compressed-tensors": (int8_of_compressed, IN_INT8, QFormat.INT8_SQ),
     "nvfp4 of compressed-tensors": (nvfp4_of_compressed, IN_NVFP4, QFormat.NVFP4),
@@ -223,6 +226,9 @@ DECLARED = {
     ),
     "a layer left out": (
         lambda weight: ({"weight": weight}, weight), GPTQ, {}, "but lacks the tensor '.*qweight'. It has weight",
+    ),
+    "a layer not among the targets": (
+        lambda weight: ({"weight": weight}, weight), OF_NAMES, {}, "lacks the tensor '.*weight_packed'. It has weight",
     ),
     "FP8 in blocks": (blocks_fp8, FP8 | {"weight_block_size": [128, 128]}, {}, r"weight_block_size=\[128, 128\]"),
     "FP8 in INT8": (int8_of_compressed, FP8, {}, "'.*q_proj.weight' is I8. It can be F8_E4M3"),

@@ -200,7 +200,6 @@ COMPRESSED = {"quant_method": "compressed-tensors", "format": "pack-quantized", 
             COMPRESSED | {"config_groups": compressed(strategy="tensor")},
             "strategy='tensor'. It can be 'group', 'channel'",
         ),
-        (COMPRESSED | {"config_groups": compressed(), "ignore": []}, r"ignore=None. It can be \['lm_head'\]"),
         (COMPRESSED | {"config_groups": []}, "number of config_groups=0. It can be 1"),
         (COMPRESSED | {"config_groups": {"g": {"targets": ["Linear"], "weights": "int4"}}}, "weights='int4'"),
         (COMPRESSED | {"config_groups": compressed(), "kv_cache_scheme": "fp8"}, "kv_cache_scheme='fp8'"),
@@ -564,6 +563,8 @@ def test_a_plan_says_what_to_set(models, tmp_path) -> None:
     (fault,) = given_faults(Deployment(load(words), "evaluate", build, MACHINE))
     assert "the 16-bit model to compare it with is not known" in str(fault)
     assert [*given_faults(Deployment(load([*words, "eval.baseline=skip"]), "evaluate", build, MACHINE))] == []
+    (fault,) = given_faults(Deployment(load(words), "diagnose", build, MACHINE))
+    assert "is already quantized: make diagnose compares a checkpoint with its 16-bit model" in str(fault)
     (fault,) = given_faults(Deployment(load([*words, "quant.int4_scales=mse"]), "build", build, MACHINE))
     assert "is already quantized; quant.int4_scales=mse has no effect" in str(fault)
     shutil.rmtree(folder)
