@@ -25,7 +25,7 @@ from pipelines.compress.calibration import seed_everything
 from pipelines.compress.config import RecoverSettings
 from pipelines.compress.contexts import gpu_memory_named
 from pipelines.compress.loading import load_model
-from pipelines.compress.model_folder import look_at
+from pipelines.compress.model_folder import ModelFolder, look_at
 from pipelines.compress.sharding import (
     empty_model,
     load_moments,
@@ -79,21 +79,28 @@ def train(job: TrainingJob, blocks: torch.Tensor, progress: Progress, rank: int 
     seed_everything(recover.seed)
     device = f"cuda:{rank}" if job.device == "cuda" and spec.processes > 1 else job.device
     with gpu_memory_named("training", _smaller(recover)):
-        if recover.sharding == "none":
-            weights = TrainedWeights(load_model(source, "float32", device), source, spec)
-        else:
-            weights = TrainedWeights(empty_model(source, "float32"), source, spec)
-            weights.shard(device)
-        teacher = None
+        weights, teacher = _untrained(source, spec, device), None
         if job.teacher_dir is not None:
             load = load_sharded if recover.sharding == "full" else load_model
             teacher = load(look_at(job.teacher_dir), "bfloat16" if job.device != "cpu" else "float32", device)
         report = _train(job, weights, teacher, blocks, progress)
+        if report["best_step"] == 0:
+            progress.note("training found nothing better than the weights from before it, which are kept")
+            weights = _untrained(source, spec, device)
     if rank == 0:
         write_like(weights.finished(), source, job.out_dir)
     else:
         help_to_write(weights.finished(), source)
     return report
+
+
+def _untrained(source: ModelFolder, spec: RecoverySpec, device: str) -> TrainedWeights:
+    """Return the weights from before training."""
+    if spec.recover.sharding == "none":
+        return TrainedWeights(load_model(source, "float32", device), source, spec)
+    weights = TrainedWeights(empty_model(source, "float32"), source, spec)
+    weights.shard(device)
+    return weights
 
 
 def _smaller(recover: RecoverSettings) -> str:
@@ -124,7 +131,7 @@ def _train(
     blocks: torch.Tensor,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Train; the model then has the best weights that were seen."""
+    """Train; the model then has the best weights that were seen, unless these are from before training."""
     recover, folder = job.spec.recover, job.folder
     held_out = max(1, len(blocks) // HELD_OUT)
     order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(recover.seed))
@@ -148,8 +155,9 @@ def _train(
             trainer.state = state
         else:
             trainer.train(resume_from_checkpoint=str(begun) if begun else None)
-    best = _best(trainer.state)
-    weights.load(folder / f"checkpoint-{best}")
+    best = _best(_evaluations(trainer.state))
+    if best:
+        weights.load(folder / f"checkpoint-{best}")
     return _report(trainer.state, best)
 
 
@@ -221,9 +229,9 @@ def _evaluations(state: Any) -> list[tuple[int, float]]:
     return [(entry["step"], entry["eval_loss"]) for entry in state.log_history if "eval_loss" in entry]
 
 
-def _best(state: Any) -> int:
-    """Return the step of the lowest held-out loss while training, the first of equals."""
-    return min(_evaluations(state)[1:], key=lambda each: each[1])[0]
+def _best(evaluations: Sequence[tuple[int, float]]) -> int:
+    """Return the step of the lowest held-out loss, the first of equals."""
+    return min(evaluations, key=lambda each: each[1])[0]
 
 
 def _is_complete(state: Any, recover: RecoverSettings) -> bool:
@@ -231,7 +239,8 @@ def _is_complete(state: Any, recover: RecoverSettings) -> bool:
 
     The Trainer's own callback counts in memory, and would begin to count again when a stopped run goes on.
     """
-    since = [step for step, _ in _evaluations(state) if step > _best(state)]
+    trained = _evaluations(state)[1:]
+    since = [step for step, _ in trained if step > _best(trained)]
     return state.global_step >= recover.steps or len(since) >= recover.patience
 
 

@@ -127,7 +127,7 @@ class Recover:
     device: str
     processes: int
     name = "recover"
-    version = "2"
+    version = "3"
     measures = False
     writes = "recovered"
 
