@@ -55,7 +55,7 @@ def search_mix(
         if spec.kv_cache is not KvFormat.AUTO:
             config = kv_cache_config(spec.kv_cache, modelopt_door.preset)
             modelopt_door.quantize_kv_cache(quantized, config, forward_passes(data, progress, task.device))
-    return quantized.eval().requires_grad_(False), _record(quant, choices)
+    return quantized.eval().requires_grad_(False), _record(quant, sum(map(len, data.batches[:scored])), choices)
 
 
 def _runs(quant: QuantSettings, model: torch.nn.Module, batches: int, cap: int, scored: int) -> int:
@@ -79,13 +79,13 @@ def _loss(logits: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), batch[:, 1:].flatten(), reduction="sum")
 
 
-def _record(quant: QuantSettings, choices: list[dict[str, Any]]) -> dict[str, Any]:
+def _record(quant: QuantSettings, texts: int, choices: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what the search saw and chose; `effective_bits` are of the layers' linears, without scales of groups."""
     bits = sum(choice["weights"] * FORMATS[QFormat(choice["chosen"])].weights.bits for choice in choices)
     return {
         "candidates": [qformat.value for qformat in quant.mixed],
         "scoring": quant.scoring,
-        "texts": quant.scoring_texts,
+        "texts": texts,
         "asked_bits": quant.effective_bits,
         "effective_bits": round(bits / sum(choice["weights"] for choice in choices), 3),
         "choices": choices,

@@ -23,8 +23,8 @@ FP8_AWQ = (QFormat.FP8, QFormat.INT4_AWQ)
 HAS_KL_DIV = tuple(map(int, VERSION.split(".")[:2])) >= (0, 47)
 
 
-def spec_of(bits: float, candidates=FP8_AWQ, **options) -> QuantSpec:
-    return mix_spec(candidates, bits, texts=4, **options, group_size=64, awq_alpha_step=0.25)
+def spec_of(bits: float, candidates=FP8_AWQ, texts=4, **options) -> QuantSpec:
+    return mix_spec(candidates, bits, texts=texts, **options, group_size=64, awq_alpha_step=0.25)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,8 @@ def test_a_mix_spends_at_most_the_bits_it_was_given(kind, bits, models, texts, t
 
 def test_the_record_is_what_the_checkpoint_holds(models, texts, tmp_path) -> None:
     """q, k and v share a format, as do gate and up; every linear of every layer is in the record once."""
-    facts = quantize(models["llama"], tmp_path, spec_of(6.0), texts, CALIBRATION)
+    facts = quantize(models["llama"], tmp_path, spec_of(6.0, texts=1000), texts, CALIBRATION)
+    assert facts["search"]["texts"] == facts["calibration"]["sequences"] < 1000  # there are no more
     config = CheckpointConfig.load(tmp_path)
     assert config.qformat is QFormat.AUTO
     theirs = {
