@@ -62,6 +62,7 @@ def _leaves(packing: str, out: int, width: int, group: int) -> list[_Leaf]:
     """Return the tensors of a linear of `out` x `width`, whose groups have `group` inputs."""
     groups = width // group
     bias = _Leaf(("bias",), _FLOATS, needed=False)
+    cache = [_Leaf((name,), _FLOATS, needed=False) for name in ("k_scale", "v_scale")]
     if packing in ("gptq", "gptq_v2"):
         return [
             _Leaf(("qweight",), ("I32",), (width // 8, out)),
@@ -91,14 +92,14 @@ def _leaves(packing: str, out: int, width: int, group: int) -> list[_Leaf]:
             _Leaf(("weight_scale",), ("F8_E4M3",), (out, width // 16)),
             _Leaf(("weight_global_scale",), ("F32",)),
             _Leaf(("input_global_scale",), ("F32",)),
+            *cache,
             bias,
         ]
     return [
         _Leaf(("weight",), ("I8",) if packing == "int-quantized" else ("F8_E4M3",), (out, width)),
         _Leaf(("weight_scale", "weight_scale_inv"), _FLOATS),
         _Leaf(("input_scale", "activation_scale"), _FLOATS),
-        _Leaf(("k_scale",), _FLOATS, needed=False),
-        _Leaf(("v_scale",), _FLOATS, needed=False),
+        *cache,
         bias,
     ]
 

@@ -326,3 +326,18 @@ def test_files_beside_config_json_declare_too(tmp_path) -> None:
     tensors["lm_head.qweight"] = torch.zeros(8, 8, dtype=torch.int32)
     save_file(tensors, tmp_path / "head/model.safetensors")
     assert "with 'lm_head.qweight' of type I32" in refusal(tmp_path / "head")
+
+
+def test_cache_scales_beside_nvfp4_linears_are_read(tmp_path) -> None:
+    """compressed-tensors' converter keeps the names that ModelOpt gave them, in k_proj and v_proj."""
+    cache = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+    folder(tmp_path / "given", nvfp4_of_compressed, IN_NVFP4 | {"kv_cache_scheme": cache})
+    tensors = load_file(tmp_path / "given/model.safetensors")
+    stems = {name.rpartition(".")[0] for name in tensors if "k_proj." in name or "v_proj." in name}
+    more = {f"{stem}.{stem[-6]}_scale": torch.tensor(1.5 if stem.endswith("k_proj") else 2.5) for stem in stems}
+    save_file(tensors | more, tmp_path / "given/model.safetensors", metadata={"format": "pt"})
+    quantize(tmp_path / "given", tmp_path / "out", quant_spec(QFormat.NVFP4, KvFormat.FP8), (), CALIBRATION)
+    assert verify(tmp_path / "out") == []
+    name = "transformer.layers.1.attention.{}_cache_scaling_factor"
+    found = [float(Checkpoint(tmp_path / "out").tensor(name.format(each))[0]) for each in ("k", "v", "kv")]
+    assert found == [1.5, 2.5, 2.5]
