@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 
 from pipelines.document.canvas import write_document
 from pipelines.document.show import count
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.domain.summary import SECOND
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import disk_faults, write_json, write_text
@@ -30,6 +30,7 @@ from pipelines.predict.sizing.result import Day, Result, to_csv, to_json
 from pipelines.predict.sizing.sensitivity import changes
 from pipelines.predict.sizing.which_gpu import several_gpus
 from pipelines.predict.sizing.words import words
+from pipelines.settings.base import Group
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 from pipelines.store.store import fingerprint
@@ -73,6 +74,7 @@ def sized_from(overrides: Sequence[str], judge_of: Callable[[Settings, Machine],
         return _several(several, judge_of)
     settings = load(overrides)
     check_folders({"report.folder": settings.report.folder})
+    refuse(_unread(settings))
     machine, sizing, folder = gather(), settings.sizing, settings.report.folder
     if sizing.rate is not None or (sizing.measured is not None and sizing.fit is None):
         name, lines, values = without_model(settings, machine)
@@ -83,6 +85,26 @@ def sized_from(overrides: Sequence[str], judge_of: Callable[[Settings, Machine],
     return Sized(result, words(result), folder / name)
 
 
+def _unread(settings: Settings) -> Iterator[Fault]:
+    """Yield what was set and this question does not read."""
+    sizing, scaling = settings.sizing, settings.sizing.autoscaling
+    known = "rate" if sizing.rate is not None else "measured" if sizing.measured and not sizing.fit else None
+    stated = settings.workload.trace is None or sizing.average is not None or sizing.peak_rate is not None
+    rows: list[tuple[str, Group, bool, str]] = [
+        (key, scaling, not scaling.wanted, "it replays a day: add sizing.autoscaling.day=business")
+        for key in type(scaling).model_fields
+    ]
+    why = f"sizing.{known} is of one deployment that is not simulated"
+    rows += [(key, sizing, known is not None, why) for key in ("formats", "kv_formats", "requests")]
+    rows.append(("peak_window_s", sizing, stated, "it is for the rate of workload.trace=FILE"))
+    for key, group, unread, why in rows:
+        value, usual = getattr(group, key), type(group).model_fields[key].default
+        if unread and value != usual:
+            name = f"sizing.autoscaling.{key}" if group is scaling else f"sizing.{key}"
+            shown = f"[{','.join(value)}]" if isinstance(value, tuple) else str(value).removesuffix(".0")
+            yield Fault(f"{name}={shown} has no effect: {why}.", todo="Leave it out.")
+
+
 def question_id(settings: Settings) -> str:
     """Return eight characters that are the same for the same question, so that no answer replaces another."""
     groups = {name: group for name, group in settings.every().items() if name not in ("paths", "report")}
@@ -91,6 +113,9 @@ def question_id(settings: Settings) -> str:
 
 def _several(several: Sequence[Sequence[str]], judge_of: Callable[[Settings, Machine], Judge]) -> Sized:
     every = [load(overrides) for overrides in several]
+    sizing = every[0].sizing
+    if sizing.rate is None and sizing.measured is None:  # both are refused for several GPUs
+        refuse(_unread(every[0]))
     check_folders({"report.folder": every[0].report.folder})
     question, rows = which_gpu.which_gpu(every, gather(), judge_of)
     name = f"size-{question.model.name}-gpus-{fingerprint([question_id(each) for each in every])[:8]}"

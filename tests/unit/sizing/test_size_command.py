@@ -354,3 +354,20 @@ def test_experts_must_be_divisible_where_attention_is_not_split():
     assert PerformanceModel.load().cost(setup).cost.token > 0  # 40 heads need not be divisible
     with pytest.raises(UserError, match="has 128 experts; tp_size=24"):
         PerformanceModel.load().cost(replace(setup, tp=24))
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        (["sizing.rate=5", "sizing.measured_gpus=1", "sizing.formats=[fp8,none]"], r"sizing\.formats=\[fp8,none\]"),
+        (["sizing.rate=5", "sizing.measured_gpus=1", "sizing.kv_formats=int8"], r"sizing\.kv_formats=\[int8\]"),
+        (["sizing.rate=5", "sizing.measured_gpus=1", "sizing.requests=300"], r"sizing\.requests=300"),
+        (["sizing.autoscaling.up_at=0.9"], r"sizing\.autoscaling\.up_at=0\.9"),
+        (["sizing.autoscaling.cold_start_s=60"], r"sizing\.autoscaling\.cold_start_s=60"),
+        (["sizing.peak_window_s=10"], r"sizing\.peak_window_s=10"),
+        (["hardware=[h100_sxm,l40s]", "sizing.peak_window_s=10"], r"sizing\.peak_window_s=10"),
+    ],
+)
+def test_what_the_question_does_not_read_is_refused(tmp_path, capsys, words, refused):
+    assert size(tmp_path, "model=llama_3_8b", "hardware=h100_sxm", "sizing.peak_rate=10", *words) == 2
+    assert re.search(f"{refused} has no effect", " ".join(capsys.readouterr().err.split()))
