@@ -200,8 +200,12 @@ def _of_auto_round(block: Mapping[str, Any]) -> _Demands:
     yield "quant_lm_head", block.get("quant_lm_head") or block.get("lm_head"), _NO
     for key in ("static_kv_dtype", "static_attention_dtype", "super_bits", "transform_config", "rotation_config"):
         yield key, block.get(key) or None, (None,)
-    for name, own in mapping_of(block.get("extra_config")).items():  # those in 16 bit are seen in their tensors
-        yield f"extra_config.{name}.bits", own.get("bits"), (16, 32)
+    for name, own in mapping_of(block.get("extra_config")).items():
+        if own.get("bits") in (16, 32):
+            continue  # is seen in its tensors
+        yield f"extra_config.{name}.act_bits", own.get("act_bits") or 16, (16, 32)
+        for key in ("bits", "group_size", "data_type"):
+            yield f"extra_config.{name}.{key}", own.get(key, block.get(key)), (block.get(key),)
 
 
 _COMPRESSED = ("pack-quantized", "float-quantized", "int-quantized", "nvfp4-pack-quantized")

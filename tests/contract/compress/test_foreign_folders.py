@@ -162,6 +162,11 @@ OF_NAMES["config_groups"]["group_0"]["targets"] = ["re:.*_proj$"]
 RIGHT = {
     "auto-round as auto_gptq": (auto_round, GPTQ | {"provider": "auto-round", "lm_head": False}, QFormat.INT4_GPTQ),
     "auto-round": (auto_round, AUTO_ROUND | {"packing_format": "auto_round:auto_gptq"}, QFormat.INT4_GPTQ),
+    "auto-round, a layer by its name": (
+        auto_round,
+        AUTO_ROUND | {"extra_config": {"down_proj": {"bits": 4, "sym": True}}},
+        QFormat.INT4_GPTQ,
+    ),
     "auto-round v2": (gptq_v2, AUTO_ROUND | {"packing_format": "auto_round:gptqmodel"}, QFormat.INT4_GPTQ),
     "auto-round as awq": (auto_round_awq, AUTO_ROUND | {"packing_format": "auto_round:auto_awq"}, QFormat.INT4_GPTQ),
     "zero points that borrow": (gptq_with_borrow, GPTQ | {"sym": False}, QFormat.INT4_GPTQ),
@@ -222,7 +227,11 @@ DECLARED = {
     "8 bits": (auto_round, AUTO_ROUND | {"bits": 8}, {}, "bits=8. It can be 4"),
     "a layer in 8 bits": (
         auto_round, AUTO_ROUND | {"extra_config": {"model.layers.0.mlp.up_proj": {"bits": 8}}}, {},
-        "extra_config.model.layers.0.mlp.up_proj.bits=8. It can be 16",
+        r"extra_config.model.layers.0.mlp.up_proj.bits=8. It can be 4\.",
+    ),
+    "a layer in other groups": (
+        auto_round, AUTO_ROUND | {"extra_config": {"down_proj": {"bits": 4, "group_size": 16}}}, {},
+        r"extra_config.down_proj.group_size=16. It can be 32\.",
     ),
     "a layer left out": (
         lambda weight: ({"weight": weight}, weight), GPTQ, {}, "but lacks the tensor '.*qweight'. It has weight",
