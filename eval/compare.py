@@ -228,6 +228,9 @@ def in_points(share: float) -> str:
     return f"{100 * share:g} point{'' if share == 0.01 else 's'}"
 
 
+ASK_MORE = "With so few questions a better score may be chance: ask more, or others that the model answers better."
+
+
 def verdict_sentence(row: Mapping[str, Any]) -> str:
     """State a verdict with what it rests on, as somebody would sign it; empty for the baseline itself."""
     who, margin = f"{row['model']} {row['format']}", in_points(row["margin"])
@@ -241,7 +244,10 @@ def verdict_sentence(row: Mapping[str, Any]) -> str:
     if row["verdict"] == Verdict.UNDECIDED:
         between = f"{100 * row['loss_least']:+.2f} and {100 * row['loss_most']:+.2f} points"
         return f"UNDECIDED: the loss of {who} is between {between}; the margin is {margin}. {_what_decides(row)}"
-    return f"NOT MEASURED: {_why_not(row)} {WHAT_MEASURES}" if row["verdict"] == Verdict.NOT_MEASURED else ""
+    if row["verdict"] != Verdict.NOT_MEASURED:
+        return ""
+    ahead = row["baseline_accuracy"] > row["chance"] + row["margin"]
+    return f"NOT MEASURED: {_why_not(row)} {ASK_MORE if ahead else WHAT_MEASURES}"
 
 
 def _why_not(row: Mapping[str, Any]) -> str:

@@ -72,6 +72,18 @@ def test_every_word_in_every_place(result, word) -> None:
     assert any(f"{word}: " in text for _, text in CONVENTIONS)
 
 
+@pytest.mark.parametrize(
+    ("right", "asked", "todo"),
+    [(1, 1, "ask more, or others that the model answers"), (1, 4, "that the model can answer")],
+)
+def test_the_sentence_advises_by_the_score(right, asked, todo, result) -> None:
+    """A model with every answer right needs more questions, not easier ones."""
+    answers = [1] * right + [0] * (asked - right)
+    (row,) = loss_rows([(result(answers), result(answers, qformat="fp8"))], USUAL)
+    assert row["verdict"] == "NOT MEASURED"
+    assert todo in verdict_sentence(row)
+
+
 def test_the_sentence_states_the_test(result) -> None:
     """100 of 400 right where 26 % are expected at the margin."""
     (row,) = loss_rows([pair(result, Verdict.NOT_MEASURED)], USUAL)
