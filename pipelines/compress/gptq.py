@@ -31,32 +31,40 @@ def round_linears(
     linears: Mapping[str, torch.nn.Module],
     hessians: list[Moments],
     scales: Callable[[torch.nn.Module], torch.Tensor],
-) -> None:
+) -> list[str]:
     """Replace the weights of linears by rounded ones.
 
     Args:
         linears: by name.
         hessians: from `observed`; emptied, because one of them can be larger than the layer.
         scales: returns the scale of each group of a linear's weights, float32 [G, O].
+
+    Returns:
+        the linears whose Hessian is not positive definite, which are rounded to nearest.
     """
+    to_nearest: list[str] = []
     while hessians:
         names, hessian_rr = hessians[-1].linears, hessians.pop().take()
-        groups: dict[bytes, list[torch.nn.Module]] = {}  # by the columns whose weights are all zero: mostly one group
+        groups: dict[bytes, list[str]] = {}  # by the columns whose weights are all zero: mostly one group
         for name in names:
             unused_i = linears[name].get_parameter("weight").eq(0).all(dim=0)
-            groups.setdefault(unused_i.cpu().numpy().tobytes(), []).append(linears[name])
+            groups.setdefault(unused_i.cpu().numpy().tobytes(), []).append(name)
         while groups:
             _, alike = groups.popitem()
-            weights = [linear.get_parameter("weight") for linear in alike]
+            weights = [linears[name].get_parameter("weight") for name in alike]
             unused_i = weights[0].eq(0).all(dim=0)
             factor_rr = error_factor(hessian_rr.clone() if groups else hessian_rr, unused_i)
-            scales_go = torch.cat([scales(linear) for linear in alike], dim=1)
+            if factor_rr is None:
+                factor_rr = torch.eye(len(unused_i), device=unused_i.device)
+                to_nearest += alike
+            scales_go = torch.cat([scales(linears[name]) for name in alike], dim=1)
             rounded_oi = rounded(torch.cat([weight.data for weight in weights]), factor_rr, scales_go)
             for weight, part_oi in zip(weights, torch.split(rounded_oi, list(map(len, weights))), strict=True):
                 weight.data = part_oi.contiguous()
+    return to_nearest
 
 
-def error_factor(hessian_rr: torch.Tensor, unused_i: torch.Tensor) -> torch.Tensor:
+def error_factor(hessian_rr: torch.Tensor, unused_i: torch.Tensor) -> torch.Tensor | None:
     """Return the lower Cholesky factor of the damped Hessian, with columns divided by their diagonal elements.
 
     Args:
@@ -64,7 +72,7 @@ def error_factor(hessian_rr: torch.Tensor, unused_i: torch.Tensor) -> torch.Tens
         unused_i: columns whose weights are all zero, which must not influence others.
 
     Returns:
-        the factor, in the Hessian's memory; the identity if the Hessian is not positive definite.
+        the factor, in the Hessian's memory; None if the Hessian is not positive definite.
     """
     unused_r = unused_i.flip(0)
     hessian_rr[unused_r, :] = 0
@@ -76,9 +84,7 @@ def error_factor(hessian_rr: torch.Tensor, unused_i: torch.Tensor) -> torch.Tens
     _mirror(hessian_rr)  # LAPACK's matrices lie transposed in memory; PyTorch would take a second one for that
     torch.linalg.cholesky_ex(hessian_rr.t(), out=(hessian_rr.t(), failed))
     _mirror(hessian_rr.t())
-    if failed:
-        return torch.eye(len(hessian_rr), device=hessian_rr.device)
-    return hessian_rr.div_(hessian_rr.diagonal().clone())
+    return None if failed else hessian_rr.div_(hessian_rr.diagonal().clone())
 
 
 def _mirror(matrix_rr: torch.Tensor) -> None:

@@ -270,13 +270,14 @@ class LayerQuantizer:
 
         Args:
             source: the layers.
-            task: the model, its formats, and the seed.
+            task: the model and its formats.
             config: ModelOpt's configuration; None leaves the layers in 16 bit.
             data: what to calibrate on; None if weights are rounded by what they are alone.
             folder: for hidden states; it exists.
         """
         self._source, self._task, self._config = source, task, config
         self._states = HiddenStates(folder, source, data) if data is not None else None
+        self._to_nearest: list[str] = []
 
     def export(self, number: int, exported: Path) -> None:
         """Calibrate layer `number`, the next one, and export it as a model of one layer.
@@ -310,7 +311,7 @@ class LayerQuantizer:
         linears = modelopt_door.rounded_linears(model)
         with modelopt_door.unrounded(linears.values()), observed(linears, ending=True) as hessians:
             states.passes(number, write=False)(model)
-        gptq.round_linears(linears, hessians, modelopt_door.group_scales)
+        self._to_nearest = gptq.round_linears(linears, hessians, modelopt_door.group_scales)
         if not last:
             states.passes(number)(model)
         return model
@@ -334,6 +335,9 @@ class LayerQuantizer:
                 seed_everything()  # else a layer would depend on where a run was stopped
                 began = time.monotonic()
                 self.export(number, exported)
+                for name in self._to_nearest:
+                    whole = true_name(name, number=number)
+                    progress.note(f"{whole} is rounded to nearest: the texts do not tell its inputs apart for GPTQ")
                 if writer is None:
                     writer = layout.create(exported, out_dir, vocab_size)
                     layout.finish(exported, out_dir)

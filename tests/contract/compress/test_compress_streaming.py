@@ -267,11 +267,15 @@ def test_gptq_leaves_the_zeros_of_a_sparse_model() -> None:
     assert errors[0] < 0.7 * errors[1]
 
 
-def test_gptq_rounds_to_nearest_where_a_hessian_is_not_positive_definite() -> None:
-    broken_ii = -torch.eye(64)
-    factor_ii = gptq.error_factor(broken_ii, torch.zeros(64, dtype=torch.bool))
+def test_gptq_rounds_to_nearest_where_a_hessian_is_not_positive_definite_and_says_so(monkeypatch) -> None:
+    linears = {name: torch.nn.Linear(64, 2, bias=False) for name in ("whole", "broken")}
     weight_oi = torch.linspace(-7, 7, 128).reshape(2, 64)
-    assert gptq.rounded(weight_oi, factor_ii, torch.ones(1, 2)).equal(weight_oi.round())
+    hessians = [Moments(64, torch.device("cpu")) for _ in linears]
+    for (name, linear), hessian, sign in zip(linears.items(), hessians, (1, -1), strict=True):
+        linear.weight.data, hessian.linears = weight_oi.clone(), {name: None}
+        monkeypatch.setattr(hessian, "take", lambda sign=sign: sign * torch.eye(64))
+    assert gptq.round_linears(linears, hessians, lambda _: torch.ones(1, 2)) == ["broken"]
+    assert linears["broken"].weight.equal(weight_oi.round())
 
 
 @pytest.mark.skipif(OLD, reason="nvidia-modelopt before 0.47 searches no scales")
