@@ -197,8 +197,9 @@ def too_few(questions: int, criteria: Criteria, *, stops: bool) -> str:
         return ""
     early = " where asking may stop early" if stops else ""
     return (
-        f"{questions:,} questions are too few for GO even if every answer stays the same: with eval.margin_points="
-        f"{criteria.margin_points:g} and eval.false_go={criteria.false_go:g}, it takes {least:,} or more{early}."
+        f"{questions:,} question{' is' if questions == 1 else 's are'} too few for GO even if every answer stays"
+        f" the same: with eval.margin_points={criteria.margin_points:g} and eval.false_go={criteria.false_go:g}, it"
+        f" takes {least:,} or more{early}."
     )
 
 

@@ -256,7 +256,7 @@ def expand(overrides: Sequence[str], folder: Path) -> Sweep:
     except (HydraException, OmegaConfBaseException, ValueError):  # ValueError: a number for a name
         faults = [*launcher_faults(overrides), *diagnose(overrides, sweeping=True)]
         raise UserError.of(faults or [unexplained(overrides)]) from None
-    return Sweep(config, tuple(combinations))
+    return Sweep(config, tuple(dict.fromkeys(combinations)))
 
 
 def _alternatives(word: Any) -> list[str]:

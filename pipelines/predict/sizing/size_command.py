@@ -76,7 +76,7 @@ def sized_from(overrides: Sequence[str], judge_of: Callable[[Settings, Machine],
     check_folders({"report.folder": settings.report.folder})
     refuse(_unread(settings))
     machine, sizing, folder = gather(), settings.sizing, settings.report.folder
-    if sizing.rate is not None or (sizing.measured is not None and sizing.fit is None):
+    if sizing.rate is not None or sizing.measured is not None:
         name, lines, values = without_model(settings, machine)
         return Sized(values, lines, folder / f"size-{name}-{question_id(settings)}")
     question = ask(settings, machine, judge_of(settings, machine))
@@ -88,14 +88,14 @@ def sized_from(overrides: Sequence[str], judge_of: Callable[[Settings, Machine],
 def _unread(settings: Settings) -> Iterator[Fault]:
     """Yield what was set and this question does not read."""
     sizing, scaling = settings.sizing, settings.sizing.autoscaling
-    known = "rate" if sizing.rate is not None else "measured" if sizing.measured and not sizing.fit else None
+    known = "rate" if sizing.rate is not None else "measured" if sizing.measured else None
     stated = settings.workload.trace is None or sizing.average is not None or sizing.peak_rate is not None
     rows: list[tuple[str, Group, bool, str]] = [
         (key, scaling, not scaling.wanted, "it replays a day: add sizing.autoscaling.day=business")
         for key in type(scaling).model_fields
     ]
     why = f"sizing.{known} is of one deployment that is not simulated"
-    rows += [(key, sizing, known is not None, why) for key in ("formats", "kv_formats", "requests")]
+    rows += [(key, sizing, known is not None, why) for key in ("formats", "kv_formats", "requests", "fit")]
     rows.append(("peak_window_s", sizing, stated, "it is for the rate of workload.trace=FILE"))
     for key, group, unread, why in rows:
         value, usual = getattr(group, key), type(group).model_fields[key].default

@@ -148,6 +148,7 @@ def test_the_fewest_questions_where_asking_stops_early() -> None:
     assert judge([spread(0, 0, least - 1)], Criteria())[0].verdict is Verdict.UNDECIDED
     assert too_few(least - 1, Criteria(), stops=True).startswith(f"{least - 1} questions are too few for GO")
     assert not too_few(least, Criteria(), stops=True)
+    assert too_few(1, Criteria(), stops=True).startswith("1 question is too few for GO")
     assert not go_is_possible(10**7, Criteria(margin_points=1e-7, false_go=0.001))
 
 

@@ -79,6 +79,11 @@ def test_what_is_given_twice_counts_once_with_the_last_values(tmp_path):
     assert combinations(tmp_path, "quant=fp8,int8_wo", "eval.limit=1", "quant=none") == [["quant=none", "eval.limit=1"]]
 
 
+def test_a_value_that_is_listed_twice_is_one_cell(tmp_path):
+    """Else it would be judged as two results, each more strictly."""
+    assert combinations(tmp_path, "quant=fp8,int8_wo,fp8") == [["quant=fp8"], ["quant=int8_wo"]]
+
+
 def test_another_sweeper_is_refused(tmp_path):
     sweep = expand(["quant=fp8"], tmp_path)
     sweep.config.hydra.runtime.choices["hydra/sweeper"] = "optuna"
