@@ -19,6 +19,7 @@ from typing import Any, TypedDict, Unpack
 import lm_eval.api.metrics
 import lm_eval.api.task
 import lm_eval.evaluator
+from jinja2 import UndefinedError
 from lm_eval.utils import env
 
 from eval.adapter import ChatPrompts, EngineLM, OnOneBar, load_tokenizer
@@ -213,13 +214,16 @@ def _explained(spec: EvalSpec) -> Iterator[None]:
     """Turn an error of lm-eval's own code, as of a task whose examples it cannot put into a prompt, into ours."""
     try:
         yield
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, UndefinedError,
+        ValueError,
+    ) as error:  # fmt: skip
         packages = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__)]
         if next(name for name in reversed(packages) if name in ("lm_eval", "eval", "pipelines")) != "lm_eval":
             raise
         raise UserError(
             f"lm-eval {version('lm_eval')} failed at eval.task='{spec.task}': {error!r}",
-            todo="Try eval.num_fewshot=0, or choose another task with eval.task.",
+            todo=f"{'' if spec.num_fewshot == 0 else 'Try eval.num_fewshot=0, or '}choose another task with eval.task.",
         ) from error
 
 

@@ -204,8 +204,9 @@ def _of_auto_round(block: Mapping[str, Any]) -> _Demands:
         if own.get("bits") in (16, 32):
             continue  # is seen in its tensors
         yield f"extra_config.{name}.act_bits", own.get("act_bits") or 16, (16, 32)
-        for key in ("bits", "group_size", "data_type"):
-            yield f"extra_config.{name}.{key}", own.get(key, block.get(key)), (block.get(key),)
+        for key, usual in (("bits", None), ("group_size", None), ("data_type", "int")):
+            whole = block.get(key) or usual
+            yield f"extra_config.{name}.{key}", own.get(key) or whole, (whole,)
 
 
 _COMPRESSED = ("pack-quantized", "float-quantized", "int-quantized", "nvfp4-pack-quantized")

@@ -108,7 +108,7 @@ def rounded(weight_oi: torch.Tensor, factor_rr: torch.Tensor, scales_go: torch.T
     # rows that are not rounded yet hold what they are rounded from, the others their errors
     work_ro = rounded_ro.to(torch.float32, copy=True)
     group, values_o = len(work_ro) // len(scales_go), torch.empty_like(work_ro[0])
-    sparse = 2 * torch.count_nonzero(rounded_ro) <= rounded_ro.numel()
+    sparse = 2 * int(torch.count_nonzero(rounded_ro)) <= rounded_ro.numel()
 
     def round_column(k: int, _: int) -> None:
         scale_o = scales_go[k // group]

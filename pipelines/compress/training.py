@@ -6,6 +6,7 @@ see what one process would see; only the order in which gradients are added up d
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -86,6 +87,8 @@ def train(job: TrainingJob, blocks: torch.Tensor, progress: Progress, rank: int 
         report = _train(job, weights, teacher, blocks, progress)
         if report["best_step"] == 0:
             progress.note("training found nothing better than the weights from before it, which are kept")
+            del weights, teacher
+            gc.collect()  # the trainer's cycles hold two more models
             weights = _untrained(source, spec, device)
     if rank == 0:
         write_like(weights.finished(), source, job.out_dir)

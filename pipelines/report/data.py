@@ -234,7 +234,7 @@ class Workload:
     """Comparable runs, one per format: same model, engine, parallelism, lengths, protocol and machine.
 
     Attributes:
-        title: name of the workload, with what distinguishes it from the others in this report.
+        title: name of the workload, with what distinguishes it from the model's others in this report.
         runs: in the order of the report's formats.
     """
 
@@ -325,8 +325,8 @@ def _alike(result: BenchmarkResult) -> dict[str, Any]:
     return {
         "model": result.model,
         "engine": result.engine,
-        "tp": result.tp_size,
-        "world": result.world_size,
+        "TP": result.tp_size,
+        "ranks": result.world_size,
         "gpus": result.gpus,
         "workload": dict(result.workload),
         "arrivals": sorted({level.arrival for level in result.levels}),
@@ -347,13 +347,13 @@ def group_runs(formats: Iterable[FormatReport]) -> tuple[Workload, ...]:
             groups.setdefault(run_key(run.result), []).append(run)
     ordered = sorted(groups.values(), key=lambda runs: max(run.artifact.created for run in runs), reverse=True)
     alike = [dict(flat(_alike(runs[0].result))) for runs in ordered]
-    names = [facts.get("workload.name", "workload") for facts in alike]
+    names = [(facts["model"], facts.get("workload.name", "workload")) for facts in alike]
     workloads = []
-    for name, facts, runs in zip(names, alike, ordered, strict=True):
-        namesakes = [each for other, each in zip(names, alike, strict=True) if other == name]
+    for (model, name), facts, runs in zip(names, alike, ordered, strict=True):
+        namesakes = [each for other, each in zip(names, alike, strict=True) if other == (model, name)]
         unlike = [key for key in facts if len({each.get(key) for each in namesakes}) > 1]
         tail = f" ({', '.join(f'{key} {facts[key]}' for key in unlike)})" if unlike else ""
-        workloads.append(Workload(name + tail, runs[0].result.model, tuple(runs)))
+        workloads.append(Workload(name + tail, model, tuple(runs)))
     return tuple(workloads)
 
 

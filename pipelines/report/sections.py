@@ -149,7 +149,8 @@ def _load(workload: Workload, data: ReportData, position: int, count: int) -> do
     for run in workload.runs:
         blocks += [table for table in (tables_load.levels_table(run), tables_load.modelled_table(run)) if table]
         blocks += _details(run, tail)
-    title = "Under load" if count == 1 else f"Under load: {workload.title}"
+    model = f"{workload.model}, " if len(data.models) > 1 else ""
+    title = "Under load" if count == 1 else f"Under load: {model}{workload.title}"
     return doc.Section(f"load{tail}", title, tuple(blocks))
 
 

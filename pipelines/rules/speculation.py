@@ -83,11 +83,24 @@ def _torn_tree(d: DeploymentFacts) -> Cases:
     return ({"name": name, "node": listed(alone[0]), "parent": listed(alone[0][:-1])},) if alone else ()
 
 
+DRAFTERS = ("DraftTarget", "Draft_Target", "NGram", "User_Provided")
+"""Ways of `speculative_config` for which the LLM API drafts apart from the model (`get_spec_drafter`); what it refuses
+for the others is not known."""
+
+
 def _speculates(d: DeploymentFacts) -> Cases:
     """Return how the deployment speculates, if it does."""
     if d.speculation != "none" or d.build.speculative_decoding_mode is not None:
         return ({"how": f"speculative={d.speculation}"},)
-    return ({"how": "llm_api's speculative_config"},) if d.llm_api.others.get("speculative_config") else ()
+    config = {} if d.writes_engine else d.llm_api.others.get("speculative_config") or {}
+    return ({"how": "llm_api's speculative_config"},) if config.get("decoding_type") in DRAFTERS else ()
+
+
+def _beams(d: DeploymentFacts) -> Cases:
+    """Return the setting of several beams where the deployment speculates; the LLM API reads only the engine's."""
+    widths = {"build": d.build.max_beam_width, "triton": (d.triton.max_beam_width or 1) if d.writes_engine else 1}
+    wide = next((f"{group}.max_beam_width={width}" for group, width in widths.items() if width > 1), None)
+    return tuple({**case, "wide": wide} for case in _speculates(d)) if wide else ()
 
 
 gpu_rule = partial(Rule, topic=TOPIC, engines=GPU)
@@ -127,8 +140,8 @@ RULES = (
     ),
     drafting_rule(
         name="speculation-has-no-beams",
-        when=lambda d: _speculates(d) if max(d.build.max_beam_width, d.triton.max_beam_width or 1) > 1 else (),
-        failed="build.max_beam_width={d.build.max_beam_width} cannot be combined with {how}.",
+        when=_beams,
+        failed="{wide} cannot be combined with {how}.",
         todo="Set build.max_beam_width=1 and triton.max_beam_width=null.",
         source=f"{SPECULATIVE}; tensorrt_llm/_torch/pyexecutor/sampler.py (1.3.0rc3): TorchSampler",
     ),

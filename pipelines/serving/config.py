@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pipelines.settings.base import HOST, PORT, Group, Positive
+from pipelines.settings.base import HOST, PORT, Group, Positive, typed
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 API_KEY = "TRTLLM_API_KEY"
@@ -167,9 +167,10 @@ class ServingSettings(Group):
         if not values:
             return ""
         shown = (
-            f"serving.{key}={','.join(value) if isinstance(value, tuple) else value}" for key, value in values.items()
+            f"serving.{key}={','.join(value) if isinstance(value, tuple) else typed(value)}"
+            for key, value in values.items()
         )
-        why = "its service runs with serving.openai=true" if triton else "trtllm-serve has none"
+        why = "its service runs with serving.openai=true" if triton else "this server has no such setting"
         return f"{', '.join(shown)} {'is' if len(values) == 1 else 'are'} not used: {why}."
 
     @property

@@ -81,7 +81,7 @@ def requests(concurrency: int, speed: float, count: int = 24, osl: int = 8) -> l
 def benchmark(
     variant: str, concurrencies: Sequence[int] = (1, 4, 16), *, speed: float | None = None, name: str = "chat",
     slo: Slo | None = None, bottleneck: int | None = None, cut: int | None = None, model: str = "synthetic",
-    notes: tuple[str, ...] = (), intervals: Mapping[str, tuple[float, float]] | None = None,
+    notes: tuple[str, ...] = (), intervals: Mapping[str, tuple[float, float]] | None = None, isl: int = 128,
 ) -> tuple[BenchmarkResult, dict[str, Any]]:  # fmt: skip
     """Return a result and its files; `bottleneck` and `cut` are concurrencies marked client-limited and cut short."""
     files, levels = {}, []
@@ -109,7 +109,7 @@ def benchmark(
         )
     result = BenchmarkResult(
         model, variant, "openvino", 1, 1,
-        {"name": name, "isl": 128, "osl": 8, "arrival": "closed"}, {"warmup_requests": 2, "start_burst": "excluded"},
+        {"name": name, "isl": isl, "osl": 8, "arrival": "closed"}, {"warmup_requests": 2, "start_burst": "excluded"},
         {"url": "127.0.0.1:8001", "server_version": "2.51.0"}, MACHINE, {"tritonclient": "2.73.0"},
         "2026-01-02T03:30:00+00:00", slo or Slo(), tuple(levels), cut is None, "" if cut is None else "the server died",
     )  # fmt: skip

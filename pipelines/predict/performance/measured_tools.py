@@ -106,7 +106,7 @@ def _profiling(file: ResultFile) -> Mapping[str, Any]:
     phases = file.get("input_config", "phases")
     if phases is None:
         return dict(file.need("input_config", "loadgen"))
-    folder = Path(file.source).parent
+    folder = Path(file.source).absolute().parent
     own = [p for p in phases if folder.parent.name == PHASES and p.get("name") == folder.name]
     if any("warmup" in (p.get("kind"), p.get("name")) for p in own):
         raise UserError(f"{file.source} (AIPerf) is of the warm-up.", todo=f"Give {folder.parent.parent}.")

@@ -219,7 +219,8 @@ def _missed(question: Question, error: OutOfReachError) -> str:
         return "the queue grows at any load"
     limit = getattr(question.slo, f"{error.metric}_ms")
     metric, milliseconds = WORDS[error.metric], round(1000 * error.seconds, 2)
-    return f"{metric} P{question.percentile:g} is {milliseconds:,.6g} ms at almost no load, the limit is {limit:g} ms"
+    seen = f"{metric} P{question.percentile:g} is {milliseconds:,.10g} ms at almost no load"
+    return f"{seen}, the limit is {limit:,.10g} ms"
 
 
 def _nothing(question: Question, refused: list[RefusedOption]) -> UserError:

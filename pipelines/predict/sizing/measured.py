@@ -108,7 +108,8 @@ def _missed(level: MeasuredLevel, slo: Slo, percentile: float) -> str:
                 todo="Take another percentile (sizing.slo.percentile), or measure with streaming and this percentile.",
             )
         if seconds > limit / 1000:
-            wrong.append(f"{name} P{percentile:g} is {round(1000 * seconds, 2):,.6g} ms, the limit is {limit:g} ms")
+            seen = f"{name} P{percentile:g} is {round(1000 * seconds, 2):,.10g} ms"
+            wrong.append(f"{seen}, the limit is {limit:,.10g} ms")
     return "; ".join(wrong)
 
 

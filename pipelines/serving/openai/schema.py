@@ -169,9 +169,9 @@ class Sampling(BaseModel):
             raise ApiError(400, "'stream_options' requires stream=true.", param="stream_options")
         if self.best_of is not None and self.best_of != self.choices:
             raise unsupported("best_of", self.best_of, "No more answers are made than n; ask for n.")
-        guides = list(self.guides)
-        if len(set(self.guides.values())) > 1:  # some clients ask in the words of several versions of vLLM at once
-            raise ApiError(400, f"'{guides[1]}' conflicts with {guides[0]}: give one of them.", param=guides[1])
+        first, *others = self.guides or ("",)  # some clients ask in the words of several versions of vLLM at once
+        if other := next((name for name in others if self.guides[name] != self.guides[first]), None):
+            raise ApiError(400, f"'{other}' conflicts with {first}: give one of them.", param=other)
         refuse_unknown(self.model_extra or {}, UNSUPPORTED)
 
     def _refuse_long_lists(self) -> None:

@@ -38,7 +38,7 @@ GUIDED_FORMS = (ToolForm.GUIDED, ToolForm.GUIDED_LIST)
 HARMONY_CHANNEL, TOOL_CALL = "<|channel|>", "<tool_call>"
 MARKS = {ToolForm.HERMES: TOOL_CALL, ToolForm.MISTRAL: "[TOOL_CALLS]", ToolForm.HARMONY: HARMONY_CHANNEL}
 HERMES_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
-CODER_CALL = re.compile(r"\s*<function=([^>\s]+)>(.*?)(</function>\s*)?", re.DOTALL)
+CODER_CALL = re.compile(r"\s*<function=([^>\s]+)>(.*?)(</function>.*)?", re.DOTALL)
 CODER_VALUE = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 PYTHON_WORDS = {"True": True, "False": False, "None": None}
 NEWER_CALL = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\]|(?=\{))(.*)", re.DOTALL)
@@ -194,16 +194,21 @@ def _from_coder(text: str, functions: Sequence[Json]) -> str:
 
 
 def _value(text: str, schema: Any) -> Any:
-    """Return what a value stands for; text is written as it is, all else as JSON or in Python's words."""
-    whole = schema if isinstance(schema, dict) else {"type": "string"}
-    branches = whole["anyOf"] if isinstance(whole.get("anyOf"), list) else []
+    """Return what a value stands for: JSON or Python's words where the schema names a kind but text, else the text."""
+    whole = schema if isinstance(schema, dict) else {}
+    branches = [each for key in ("anyOf", "oneOf") if isinstance(whole.get(key), list) for each in whole[key]]
     kinds = str([each.get("type") for each in (whole, *branches) if isinstance(each, dict)])
-    if "'string'" in kinds and not ("'null'" in kinds and text in ("null", "None")):
+    null = "'null'" in kinds and text in ("null", "None")
+    if not null and ("'string'" in kinds or "'" not in kinds):
         return text
     try:
-        return PYTHON_WORDS[text] if text in PYTHON_WORDS else json.loads(text)
+        return PYTHON_WORDS[text] if text in PYTHON_WORDS else json.loads(text, parse_constant=_no_json)
     except (ValueError, RecursionError):
         return text
+
+
+def _no_json(word: str) -> Any:
+    raise ValueError(f"{word} is Python's, not JSON")
 
 
 def _older(text: str, end: str) -> list[str]:

@@ -164,7 +164,7 @@ RIGHT = {
     "auto-round": (auto_round, AUTO_ROUND | {"packing_format": "auto_round:auto_gptq"}, QFormat.INT4_GPTQ),
     "auto-round, a layer by its name": (
         auto_round,
-        AUTO_ROUND | {"extra_config": {"down_proj": {"bits": 4, "sym": True}}},
+        AUTO_ROUND | {"extra_config": {"down_proj": {"bits": 4, "sym": True, "data_type": "int"}}},
         QFormat.INT4_GPTQ,
     ),
     "auto-round v2": (gptq_v2, AUTO_ROUND | {"packing_format": "auto_round:gptqmodel"}, QFormat.INT4_GPTQ),

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.utils import apply_template
 
 from eval.exact import Answered
 from eval.harness import LM_EVAL, EvalResult, EvalSpec, evaluate
@@ -329,7 +331,7 @@ def test_the_hubs_own_reader_takes_our_eval_results(tmp_path: Path) -> None:
         assert "1-shot, exact_match,strict-match, 4 questions" in entry.notes
 
 
-def test_an_error_of_lm_evals_own_code_is_a_sentence(tmp_path: Path) -> None:
+def test_an_error_of_lm_evals_own_code_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """lm-eval cannot put an example with several right choices into a prompt; an error of the engine stays one."""
     rows = [{"url": "u", "question": f"Who is {n}?", "answers": ["Ann", "Bob"]} for n in range(3)]
     for split in ("train", "test"):
@@ -338,6 +340,12 @@ def test_an_error_of_lm_evals_own_code_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"eval\.task='webqs': AssertionError") as error:
         run(Scripted(), "webqs", tmp_path, num_fewshot=1)
     assert "eval.num_fewshot=0" in str(error.value.faults[0].todo)
+
+    session = Scripted()
+    monkeypatch.setattr(ConfigurableTask, "doc_to_text", lambda *_, **_also: apply_template("{{missing.field}}", {}))
+    with pytest.raises(UserError, match=r"eval\.task='webqs': UndefinedError"):
+        run(session, "webqs", tmp_path)
+    monkeypatch.undo()
 
     def broken(_text: str) -> float:
         raise ValueError("of the engine")

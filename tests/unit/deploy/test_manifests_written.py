@@ -149,7 +149,7 @@ def test_the_llm_api_over_several_nodes_is_left_to_the_scripts(tmp_path):
 def test_the_llm_api_is_served_by_trtllm_serve(tmp_path, capsys):
     manifests(tmp_path, "llm_api", "serving.request_timeout_s=5", "serving.http_port=8100")
     said = " ".join(capsys.readouterr().out.split())
-    assert "serving.request_timeout_s=5, serving.http_port=8100 are not used: trtllm-serve has none." in said
+    assert "serving.request_timeout_s=5, serving.http_port=8100 are not used: this server has no such setting." in said
     assert (
         "note: trtllm-serve of nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc20, not run here; without HPA and alerts"
         in said

@@ -161,13 +161,15 @@ def test_other_workloads_stand_alone_newest_first(tmp_path):
 
 
 def test_workloads_of_one_name_are_told_apart_by_what_differs_and_not_by_their_time(tmp_path):
-    """A report of the next day finds them again by their titles (`report.against`)."""
+    """A report of the next day finds them again by their titles (`report.against`), whatever other models it has."""
     store = Store(tmp_path)
     repository = add_format(store, "fp8")
-    add_benchmark(store, repository, "fp8", minute=10, name="chat", model="small")
-    add_benchmark(store, repository, "fp8", minute=11, name="chat", model="large")
-    titles = [item.title for item in collect(store).workloads]
-    assert titles == ["chat (model large)", "chat (model small)"]
+    for minute, model, lengths in ((10, "small", 64), (11, "large", 64), (12, "large", 512)):
+        add_benchmark(store, repository, "fp8", minute=minute, name="chat", model=model, isl=lengths)
+    titles = [(item.model, item.title) for item in collect(store).workloads]
+    assert titles == [
+        ("large", "chat (workload.isl 512)"), ("large", "chat (workload.isl 64)"), ("small", "chat"),
+    ]  # fmt: skip
 
 
 def test_a_second_benchmark_of_the_same_engine_is_a_repeat(tmp_path):

@@ -19,6 +19,7 @@ from pipelines.settings.features import lookahead_draft_len, lookahead_sizes
 from tests.support.rule_cases import CASES, GEMMA, LLAMA, deployment
 from tests.support.rule_cases.rotary import PHI
 
+ONE_MODEL = LlmApiOptions("1.3.0rc24", extra={"speculative_config": {"decoding_type": "MTP", "max_draft_len": 1}})
 NGRAM = LlmApiOptions("1.3.0rc24", extra={"speculative_config": {"decoding_type": "NGram", "max_draft_len": 4}})
 BY_NAME = {rule.name: rule for rule in RULES}
 
@@ -143,6 +144,19 @@ def test_gemma_is_never_offered_nvfp4() -> None:
 )
 def test_the_llm_api_drafts_reuses_and_divides_ranks_as_engines_do(given: dict[str, Any], message: str) -> None:
     assert [fault for fault in refused(check(deployment(engine="llmapi", **given))) if message in str(fault)]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"llm_api": ONE_MODEL, "build": {"pp_size": 2, "max_beam_width": 2}},
+        {"speculation": "draft_target", "triton": {"max_beam_width": 4}},
+    ],
+)
+def test_the_llm_api_is_refused_no_draft_that_may_run_and_no_beams_that_it_does_not_read(given: dict[str, Any]) -> None:
+    """Of drafts within the model, as MTP's, it is not known what they exclude."""
+    faults = map(str, refused(check(deployment(engine="llmapi", **given))))
+    assert not [fault for fault in faults if "cannot be combined" in fault]
 
 
 @pytest.mark.parametrize("draft_len", [*range(1, 40), 83, 255])

@@ -314,6 +314,8 @@ def test_a_guide_may_be_asked_for_in_old_and_new_words() -> None:
     assert request.guide == ("ebnf_grammar", "g")
     with pytest.raises(ApiError, match="'guided_grammar' conflicts with structured_outputs"):
         CompletionRequest(**{**request.model_dump(exclude_unset=True), "guided_grammar": "h"}).refuse_unsupported()
+    with pytest.raises(ApiError, match="'guided_regex' conflicts with structured_outputs"):
+        CompletionRequest(**{**request.model_dump(exclude_unset=True), "guided_regex": "a+"}).refuse_unsupported()
 
 
 def test_a_schema_where_hugging_faces_client_puts_it_is_the_format() -> None:
@@ -475,6 +477,26 @@ def test_a_cut_call_of_qwen3_coder_has_the_values_so_far() -> None:
     whole = coder("f", b="1") + "\n</function>\n</tool_call>"
     held.push(f"<tool_call>\n{whole}\n<tool_call>\n{coder('f', b='2')}\n<parameter=a>\nUl")
     assert [(call.name, call.arguments) for call in held.rest(cut=True)[1]] == [("f", '{"b": 1}'), ("f", '{"b": 2')]
+    held.push(f"<tool_call>\n{coder('f', b='3')}\n</function>\n</tool_c")  # only its mark is cut
+    assert [(call.name, call.arguments) for call in held.rest(cut=True)[1]] == [("f", '{"b": 3}')]
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, "123", "123"),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"type": "number"}, "NaN", "NaN"),
+        ({"type": "number"}, "1.5", 1.5),
+    ],
+)
+def test_a_value_of_qwen3_coder_is_text_unless_its_schema_names_another_kind(
+    schema: dict[str, Any], written: str, value: object
+) -> None:
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}}}
+    held = ToolFilter(ToolForm.HERMES, functions=[function])
+    held.push(f"<tool_call>\n{coder('f', a=written)}\n</function>\n</tool_call>")
+    assert json.loads(held.rest(cut=False)[1][0].arguments) == {"a": value}
 
 
 @pytest.mark.parametrize("form", [ToolForm.JSON, ToolForm.GUIDED])

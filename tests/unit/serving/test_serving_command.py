@@ -115,12 +115,13 @@ def test_settings_of_a_service_that_does_not_run_are_said():
     given = {"max_prompts": 3, "cors_origins": ("http://a.b",)}
     said = "serving.cors_origins=http://a.b, serving.max_prompts=3 are not used"
     assert ServingSettings(**given).unused == f"{said}: its service runs with serving.openai=true."
-    assert ServingSettings(server="trtllm_serve", **given).unused == f"{said}: trtllm-serve has none."
+    assert ServingSettings(server="trtllm_serve", **given).unused == f"{said}: this server has no such setting."
     for runs in ({"openai": True}, {"host": "0.0.0.0"}):
         assert ServingSettings(**given, **runs).unused == ""
     assert ServingSettings(http_port=8100, log_verbose=2).unused == ""
-    said = "serving.http_port=8100, serving.log_verbose=2 are not used: trtllm-serve has none."
+    said = "serving.http_port=8100, serving.log_verbose=2 are not used: this server has no such setting."
     assert ServingSettings(http_port=8100, log_verbose=2).by_trtllm_serve.unused == said
+    assert ServingSettings(openai=True).by_trtllm_serve.unused.startswith("serving.openai=true is not used: ")
 
 
 def test_a_port_of_a_service_that_does_not_run_is_said(tmp_path, capsys):

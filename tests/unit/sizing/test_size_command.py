@@ -371,4 +371,6 @@ def test_experts_must_be_divisible_where_attention_is_not_split():
 )
 def test_what_the_question_does_not_read_is_refused(tmp_path, capsys, words, refused):
     assert size(tmp_path, "model=llama_3_8b", "hardware=h100_sxm", "sizing.peak_rate=10", *words) == 2
-    assert re.search(f"{refused} has no effect", " ".join(capsys.readouterr().err.split()))
+    said = " ".join(capsys.readouterr().err.split())
+    assert re.search(f"{refused} has no effect", said)
+    assert ("or add sizing.autoscaling.day=business" in said) == ("autoscaling" in refused)
