@@ -73,7 +73,7 @@ def load_texts(
     texts = itertools.islice(_all_texts(Path(source), split, column, render), size)
     first = next(texts, None)
     if first is None:
-        inside = f" in the column '{column}'" if columns else ""
+        inside = f" in the column '{column}'" if column != DEFAULT_COLUMN else ""  # else chats are read as well
         raise UserError(f"{source} contains no text{inside}.", todo="Give a file with text.")
     return itertools.chain([first], texts)
 

@@ -165,7 +165,7 @@ def test_both_spellings_of_rotary_settings_are_read(config, expected):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b"", r"a\.jsonl contains no text in the column 'text'"),
+        ("a.jsonl", b"", r"a\.jsonl contains no text\."),
         ("a.jsonl", b'{"words": "x"}', r"there is no column 'text'\. Columns: words"),
         ("a.jsonl", b"{", r"a\.jsonl, line 1: not valid JSON"),
         ("a.txt", b"\xff\xfe\x00", r"a\.txt, line 1: byte 1 \(0xff\) is not UTF-8"),
