@@ -91,18 +91,19 @@ def _unread(settings: Settings) -> Iterator[Fault]:
     known = "rate" if sizing.rate is not None else "measured" if sizing.measured else None
     stated = settings.workload.trace is None or sizing.average is not None or sizing.peak_rate is not None
     rows: list[tuple[str, Group, bool, str]] = [
-        (key, scaling, not scaling.wanted, "no day is replayed") for key in type(scaling).model_fields
+        (f"autoscaling.{key}", scaling, not scaling.wanted, "no day is replayed") for key in type(scaling).model_fields
     ]
     why = f"sizing.{known} is of one deployment that is not simulated"
     rows += [(key, sizing, known is not None, why) for key in ("formats", "kv_formats", "requests", "fit")]
+    rows.append(("slo.percentile", sizing.slo, known == "rate", "sizing.rate is checked against no limit"))
     rows.append(("peak_window_s", sizing, stated, "it is for the rate of workload.trace=FILE"))
-    for key, group, unread, why in rows:
+    for name, group, unread, why in rows:
+        key = name.rpartition(".")[2]
         value, usual = getattr(group, key), type(group).model_fields[key].default
         if unread and value != usual:
-            name = f"sizing.autoscaling.{key}" if group is scaling else f"sizing.{key}"
             shown = f"[{','.join(value)}]" if isinstance(value, tuple) else str(value).removesuffix(".0")
             more = ", or add sizing.autoscaling.day=business" if group is scaling and known is None else ""
-            yield Fault(f"{name}={shown} has no effect: {why}.", todo=f"Leave it out{more}.")
+            yield Fault(f"sizing.{name}={shown} has no effect: {why}.", todo=f"Leave it out{more}.")
 
 
 def question_id(settings: Settings) -> str:

@@ -362,6 +362,7 @@ def test_experts_must_be_divisible_where_attention_is_not_split():
         (["sizing.rate=5", "sizing.measured_gpus=1", "sizing.formats=[fp8,none]"], r"sizing\.formats=\[fp8,none\]"),
         (["sizing.rate=5", "sizing.measured_gpus=1", "sizing.kv_formats=int8"], r"sizing\.kv_formats=\[int8\]"),
         (["sizing.rate=5", "sizing.measured_gpus=1", "sizing.requests=300"], r"sizing\.requests=300"),
+        (["sizing.rate=5", "sizing.measured_gpus=1", "sizing.slo.percentile=99"], r"sizing\.slo\.percentile=99"),
         (["sizing.measured=a.json", "sizing.fit=b.json"], r"sizing\.fit=b\.json"),
         (["sizing.autoscaling.up_at=0.9"], r"sizing\.autoscaling\.up_at=0\.9"),
         (["sizing.autoscaling.cold_start_s=60"], r"sizing\.autoscaling\.cold_start_s=60"),
