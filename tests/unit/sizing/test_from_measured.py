@@ -42,7 +42,7 @@ def test_the_published_example_needs_13_servers(measured):
     assert found.best.requests_per_s == 2.4
     assert (found.fleet.servers, found.fleet.gpus) == (13, 104)
     assert [bool(each.missed) for each in found.levels] == [False, False, True]
-    assert "TTFT P95 is 5,000 ms, the limit is 3000 ms" in found.levels[-1].missed
+    assert "TTFT P95 is 5,000 ms, the limit is 3,000 ms" in found.levels[-1].missed
 
 
 def test_no_load_within_the_limits_says_the_nearest(measured):
