@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipelines.compress.config import CalibrationSettings
+from pipelines.compress.config import SEED, CalibrationSettings
 from pipelines.compress.model_folder import ModelFolder, raw
 from pipelines.compress.texts import token_ids
 from pipelines.domain.errors import ContinuableError, UserError
@@ -38,9 +38,6 @@ class CalibrationSet:
     batches: tuple[torch.Tensor, ...]
     sequences: int
     tokens: int
-
-
-SEED = 1234
 
 
 def seed_everything(seed: int = SEED) -> None:

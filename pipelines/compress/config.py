@@ -327,6 +327,10 @@ ABOUT = {
 }
 
 
+SEED = 1234
+"""Of the generators that ModelOpt or torch may draw from; the keys of artifacts have it."""
+
+
 class CalibrationSettings(Group):
     """Text that activations are observed on.
 

@@ -455,10 +455,9 @@ def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
     pods = f"{served.num_nodes} nodes, each " if served.num_nodes > 1 else ""
     shm = f"{needed.shm_mib} MiB of it /dev/shm"
     say(f"one server: {pods}{gpus}{needed.cpus} CPUs, {show_bytes(needed.memory_mib * 2**20)} of memory, {shm}")
-    limit = (
-        "" if settings.operator == "dynamo" else f", {show_seconds(needed.startup_limit_s)} at most"
-    )  # its own probe
-    start = f"about {show_seconds(needed.startup_s)} to start{limit}"
+    start = f"about {show_seconds(needed.startup_s)} to start"
+    if settings.operator != "dynamo":  # which has a probe of its own
+        start += f", {show_seconds(needed.startup_limit_s)} at most"
     say(f"            {start}; up to {show_seconds(needed.drain_s)} to drain")
     _say_memory(deployed)
     if served.llm_api is not None and (unused := deployed.serving.by_trtllm_serve.unused):

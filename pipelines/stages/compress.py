@@ -18,7 +18,7 @@ from pipelines.compress.specs import RecoverySpec
 from pipelines.document.show import count
 from pipelines.domain.formats import FORMATS, QFormat, rounding_is_known
 from pipelines.domain.progress import Progress
-from pipelines.stages.quantize import calibration_identity, check_model, texts_of
+from pipelines.stages.quantize import calibration_identity, check_model, reading_identity, texts_of
 
 
 @dataclass(frozen=True)
@@ -164,9 +164,6 @@ class Recover:
 
     def identity(self) -> dict[str, Any]:
         """Return the settings of training, what it keeps and simulates, and how the text is read."""
-        text = calibration_identity(self.calibration)
-        for name in (*self.calibration.BATCHING, "seed"):
-            text.pop(name)
         return {
             **self.recover.model_dump(exclude=NOT_ITSELF),
             "precision": self.recover.precision or "float32",  # the value of null
@@ -176,7 +173,7 @@ class Recover:
             "device": self.device,
             "processes": self.processes,
             **({"sharding": self.recover.sharding} if self.recover.sharding != "none" else {}),
-            "text": text,
+            "text": reading_identity(self.calibration),
         }
 
     def headline(self, facts: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.checkpoint.tokenizer import chat_templates
 from pipelines.checkpoint.unified import verify_unified
 from pipelines.checkpoint.verify import verify
-from pipelines.compress.config import CalibrationSettings, KvCacheSettings, QuantSettings
+from pipelines.compress.config import SEED, CalibrationSettings, KvCacheSettings, QuantSettings
 from pipelines.compress.specs import Layout, QuantSpec
 from pipelines.compress.texts import load_texts, plain_chat
 from pipelines.domain.errors import UserError, refuse
@@ -201,11 +201,16 @@ def check_model(folder: Path, qformat: QFormat, *, with_positions: bool = True, 
 
 def calibration_identity(calibration: CalibrationSettings) -> dict[str, Any]:
     """Return the settings that determine which tokens are seen; the text itself is an input with its own digest."""
-    chosen = calibration.model_dump(include=set(calibration.BATCHING)) | {"seed": 1234}  # as keys have always had it
-    where = set(calibration.READ.get(calibration.source, ())) & {"split", "column"}
+    batches = calibration.model_dump(include=set(calibration.BATCHING))
+    return {**batches, "seed": SEED, **reading_identity(calibration)}
+
+
+def reading_identity(calibration: CalibrationSettings) -> dict[str, Any]:
+    """Return the settings that determine how the text is read."""
+    read = calibration.model_dump(include=set(calibration.READ.get(calibration.source, ())) & {"split", "column"})
     if calibration.source == "local" and calibration.path is not None:
-        chosen["file_type"] = calibration.path.suffix  # decides how a file is read, and a file's digest leaves it out
-    return chosen | calibration.model_dump(include=where)
+        read["file_type"] = calibration.path.suffix  # decides how a file is read, and a file's digest leaves it out
+    return read
 
 
 def texts_of(calibration: CalibrationSettings, inputs: Mapping[str, Path]) -> Iterable[str]:

@@ -218,9 +218,13 @@ def _missed(question: Question, error: OutOfReachError) -> str:
     if error.metric == "queue":
         return "the queue grows at any load"
     limit = getattr(question.slo, f"{error.metric}_ms")
-    metric, milliseconds = WORDS[error.metric], round(1000 * error.seconds, 2)
-    seen = f"{metric} P{question.percentile:g} is {milliseconds:,.10g} ms at almost no load"
-    return f"{seen}, the limit is {limit:,.10g} ms"
+    return over_limit(error.metric, question.percentile, error.seconds, limit, " at almost no load")
+
+
+def over_limit(metric: str, percentile: float, seconds: float, limit_ms: float, where: str = "") -> str:
+    """State a latency beside the limit that it misses, with digits enough to tell them apart."""
+    seen = f"{WORDS[metric]} P{percentile:g} is {round(1000 * seconds, 2):,.10g} ms{where}"
+    return f"{seen}, the limit is {limit_ms:,.10g} ms"
 
 
 def _nothing(question: Question, refused: list[RefusedOption]) -> UserError:

@@ -18,7 +18,7 @@ from pipelines.predict.config import SizingSettings, price_text
 from pipelines.predict.performance.gpus import TELL, resolved, stated_gpus, with_gpus
 from pipelines.predict.performance.measured import Measured, MeasuredLevel, Served
 from pipelines.predict.performance.read_measured import read_measured
-from pipelines.predict.sizing.answer import WORDS
+from pipelines.predict.sizing.answer import WORDS, over_limit
 from pipelines.predict.sizing.fleet import Cost, Layout, PeakFleet, cost, fleet
 from pipelines.predict.sizing.question import Demand, demand_of
 from pipelines.predict.sizing.words import NO_PRICES, cost_texts, fleet_text, load_text, pair, whole
@@ -108,8 +108,7 @@ def _missed(level: MeasuredLevel, slo: Slo, percentile: float) -> str:
                 todo="Take another percentile (sizing.slo.percentile), or measure with streaming and this percentile.",
             )
         if seconds > limit / 1000:
-            seen = f"{name} P{percentile:g} is {round(1000 * seconds, 2):,.10g} ms"
-            wrong.append(f"{seen}, the limit is {limit:,.10g} ms")
+            wrong.append(over_limit(metric, percentile, seconds, limit))
     return "; ".join(wrong)
 
 

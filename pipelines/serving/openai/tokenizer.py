@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,6 @@ class ServedTokenizer:
         self._special = frozenset(token for token, entry in added.items() if entry.special)
         self._anchor = self._tokenizer.encode(ANCHOR, add_special_tokens=False).ids
         self._anchor_length = {skip: len(self.text(self._anchor, skip_special=skip)) for skip in (False, True)}
-        self._partial = partial_characters(self._tokenizer)
         self.end_ids, self.end_id = loaded.end_ids, loaded.end_id
         self.pad_id = loaded.id_of("pad_token")
 
@@ -67,6 +67,10 @@ class ServedTokenizer:
         if tokens[0] in self._special:
             return self.text(tokens, skip_special=skip_special)
         return self.text([*self._anchor, *tokens], skip_special=skip_special)[self._anchor_length[skip_special] :]
+
+    @cached_property
+    def _partial(self) -> dict[int, bytes]:
+        return partial_characters(self._tokenizer)  # reads the whole vocabulary, which few requests need
 
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of a token, which may be a part of a character."""
