@@ -206,7 +206,7 @@ def _by_module(
     for key, value in ((plain, default), *((f"{patterned}.{shown(name)}", value) for name, value in patterns.items())):
         if not fits(value):
             raise UserError(f"{source} has {key}={shown(value)}.", allowed=ALLOWED[fits], todo="Correct the file.")
-    check_effort(patterns, f"{source}: {patterned}", modules)
+    check_effort(patterns, f"{source}: {patterned}", modules, repeats=1)  # the (.*\.)? of `_compiled`
     compiled = [(name, _compiled(name, f"{source} has {patterned}"), value) for name, value in patterns.items()]
 
     def find(module: str) -> tuple[str, float]:
@@ -240,7 +240,10 @@ _TOKEN = re.compile(
 )
 
 
-def check_effort(patterns: Mapping[str, Any], where: str, modules: int) -> None:
+_WORDS = re.compile(r"(?<!\\)\((?:\?:)?((?:\w+\|)*\w+)\)(?![*+?{])")
+
+
+def check_effort(patterns: Mapping[str, Any], where: str, modules: int, repeats: int = 0) -> None:
     """Refuse patterns of strangers that could match for ever: Python's `re` tries all ways, and cannot be interrupted.
 
     Raises:
@@ -248,7 +251,7 @@ def check_effort(patterns: Mapping[str, Any], where: str, modules: int) -> None:
     """
     total = 0.0
     for pattern in patterns:
-        ways = math.inf if len(pattern) > LONGEST_PATTERN else _ways(pattern)
+        ways = math.inf if len(pattern) > LONGEST_PATTERN else _ways(_WORDS.sub(_choices, pattern), repeats)
         total += COMPILING + modules * ways
         if total > MOST_STEPS:
             raise UserError(
@@ -259,16 +262,28 @@ def check_effort(patterns: Mapping[str, Any], where: str, modules: int) -> None:
             )
 
 
-def _ways(pattern: str) -> float:
-    """Return a bound on the steps of matching a name; infinite if a repeated group holds a choice, or it has flags."""
-    ways, repeats, closed = 1.0, 1, False  # the first is peft's own (.*\.)?
+def _choices(group: re.Match[str]) -> str:
+    """Return a group of words with those alone that can fit at one place: each begins the longest of them."""
+    words = group[1].split("|")
+    return f"({'|'.join('x' * max(sum(map(word.startswith, words)) for word in words))})"
+
+
+def _ways(pattern: str, before: int) -> float:
+    """Return a bound on the steps of matching a name; infinite if a repeated group holds a choice, or it has flags.
+
+    Alternatives of the whole pattern add up, each after `before` repetitions; those of a group multiply.
+    """
+    total, ways, repeats, closed = 0.0, 1.0, before, False
     groups: list[list[int]] = [[1, 0]]  # of each open group: its alternatives, and whether there is a choice in it
-    for token in _TOKEN.finditer(pattern):
+    for token in _TOKEN.finditer(f"{pattern}|"):
         kind, text = token.lastgroup, token[0]
         if kind == "odd" or (kind == "repeat" and pattern[: token.start()].endswith("(")):
             return math.inf
         if kind == "open":
             groups.append([1, 0])
+        elif kind == "bar" and len(groups) == 1:
+            total += ways * LONGEST_NAME**repeats / math.factorial(repeats) if repeats < 20 else math.inf
+            ways, repeats = 1.0, before
         elif kind == "bar":
             groups[-1] = [groups[-1][0] + 1, 1]
         elif kind == "repeat":
@@ -281,7 +296,7 @@ def _ways(pattern: str) -> float:
             alternatives, closed_choice = groups.pop()
             ways, closed = ways * alternatives, bool(closed_choice)
             groups[-1][1] |= closed_choice
-    return ways * groups[0][0] * LONGEST_NAME**repeats / math.factorial(repeats) if repeats < 20 else math.inf
+    return total
 
 
 def _check_targets(config: Mapping[str, Any], source: str, modules: Mapping[str, int]) -> None:

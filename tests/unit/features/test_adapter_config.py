@@ -121,6 +121,7 @@ def test_what_means_nothing_is_taken() -> None:
         ["q_proj" * 200],  # long
         [".*" * 8 + "q_proj"],  # many repetitions after one another
         ["q?" * 40],
+        ["(q|q)" * 31],  # words that begin another are choices
         ["(?i)q_proj"],
         [f"layers.{number}.x" for number in range(20_001)],
     ],
@@ -139,6 +140,27 @@ def test_a_pattern_for_each_module_of_a_large_model_is_taken() -> None:
         modules,
     )
     assert found[Q.format(899)] == 899 / 4
+
+
+BLOCKS = "self_attn|attention|attn|mlp|feed_forward|ffn|dense"
+LINEARS = "gate_proj|up_proj|v_proj|q_proj|k_proj|down_proj|o_proj"
+UNSLOTHS = (
+    rf"(?:.*?(?:language|text).*?(?:{BLOCKS}).*?(?:{LINEARS}).*?)"
+    rf"|(?:\bmodel\.layers\.[\d]{{1,}}\.(?:{BLOCKS})\.(?:(?:{LINEARS})))",
+    rf"(?:.*?(?:language|text).*?(?:{BLOCKS}|attn).*?\.(?:{LINEARS}))"
+    rf"|(?:\bmodel\.layers\.[\d]{{1,}}(?!.*\.experts\.\d)\..*?(?:{BLOCKS}|attn).*?\.(?:(?:{LINEARS})))",
+)
+"""What Unsloth's `get_peft_regex` makes of a list of linears, as adapters on the Hub have it (2025, 2026)."""
+
+
+@pytest.mark.parametrize("pattern", UNSLOTHS)
+@pytest.mark.parametrize("name", ["model.layers.{}.self_attn.q_proj", "model.language_model.layers.{}.mlp.up_proj"])
+def test_unsloths_pattern_of_a_large_model_is_taken(pattern: str, name: str) -> None:
+    modules = {name.format(number): 4 for number in range(700)}
+    found = scalings({"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": pattern}, "f", modules)
+    assert set(found.values()) == {1}
+    with pytest.raises(UserError, match=r"leaves out model\.layers\.0\.self_attn\.qkv"):
+        scalings({"r": 4, "target_modules": pattern}, "f", {"model.layers.0.self_attn.qkv": 4})
 
 
 def source(folder: Path, tmp_path: Path) -> Any:
