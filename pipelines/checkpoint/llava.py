@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.domain.errors import ConfigNumbers, UserError, shown
+from pipelines.domain.errors import ConfigNumbers, Fault, UserError, refuse, shown
 from pipelines.domain.language_model import LLAVA, LLAVA_NEXT, language_config, whole
-from pipelines.host.files import json_object
+from pipelines.host.files import json_object, parse_json, small_text
 
 if TYPE_CHECKING:
     from pipelines.checkpoint.pictures import Tiling
@@ -187,6 +187,47 @@ def _check_kinds(read: ConfigNumbers, config: Mapping[str, Any], vision: Mapping
     ):
         if act not in ACTIVATIONS:
             read.fault(f"has {name}={shown(act)} in its encoder or projector.", f"Built: {', '.join(ACTIVATIONS)}.")
+
+
+def image_processor(folder: Path) -> Mapping[str, Any]:
+    """Return how a folder prepares pictures; empty where it does not say."""
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (folder / name).is_file():
+            processor: Mapping[str, Any] = parse_json(small_text(folder / name))
+            processor = processor.get("image_processor", processor)
+            if "image_mean" in processor:
+                return processor
+    return {}
+
+
+def check_processor(folder: Path, shape: VisionShape) -> None:
+    """Refuse a processor that prepares pictures in another way than `pipelines.checkpoint.pictures.tiles_of`.
+
+    Raises:
+        UserError: every such setting of it.
+    """
+    processor, side = image_processor(folder), shape.image_size
+    square = {"height": side, "width": side}
+    prepared: dict[str, tuple[Any, ...]] = {
+        **dict.fromkeys(("do_resize", "do_center_crop", "do_rescale", "do_normalize"), (True,)),
+        "size": ({"shortest_edge": side}, side, *((square,) if shape.grids else ())),
+        "crop_size": (square, side),
+        "resample": (3,),  # bicubic
+        "rescale_factor": (1 / 255,),
+    }
+    if shape.grids:
+        prepared["image_grid_pinpoints"] = ([list(grid) for grid in shape.grids],)
+    elif str(processor.get("image_processor_type")).startswith("Llava"):  # CLIP's knows no padding
+        prepared["do_pad"] = (False,)
+    refuse(
+        Fault(
+            f"The image processor of {folder} has {key}={shown(processor[key])}, but pictures are prepared with"
+            f" {key}={shown(values[0])}.",
+            todo="Use a LLaVA that was trained so: its answers about pictures prepared otherwise would be another's.",
+        )
+        for key, values in prepared.items()
+        if processor.get(key) is not None and processor[key] not in values
+    )
 
 
 def vision_name(name: str) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipelines.checkpoint.declarations import quantization_of
 from pipelines.checkpoint.given import import_faults
-from pipelines.checkpoint.llava import NEWLINE, VisionShape, vision_name
+from pipelines.checkpoint.llava import NEWLINE, VisionShape, check_processor, vision_name
 from pipelines.checkpoint.tensors import stored_tensors
 from pipelines.compress.config import CalibrationSettings, PruningSettings, QuantSettings, RecoverSettings
 from pipelines.domain.adapter import linear_widths
@@ -345,6 +345,8 @@ def vision_faults(d: Deployment) -> list[Fault]:
         return []
     with collecting(faults):
         shape = VisionShape.read(images.path)
+        with collecting(faults):
+            check_processor(images.path, shape)
         if shape.visual_tokens != images.visual_tokens:
             most = f"up to {shape.visual_tokens}" if shape.grids else f"{shape.visual_tokens}"
             faults.append(

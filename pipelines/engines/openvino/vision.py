@@ -16,7 +16,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as op
 
-from pipelines.checkpoint.llava import NEWLINE, VisionShape, vision_name
+from pipelines.checkpoint.llava import NEWLINE, VisionShape, image_processor, vision_name
 from pipelines.checkpoint.pictures import Tiling, decode, tiles_of
 from pipelines.checkpoint.tensors import TensorFile, stored_tensors
 from pipelines.domain.errors import UserError
@@ -30,8 +30,7 @@ from pipelines.host.files import parse_json, small_text
 Array = np.ndarray[Any, Any]
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-"""Of CLIP's training data, where preprocessor_config.json names no others."""
-PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
+"""Of CLIP's training data, where the folder's processor names no others."""
 _TYPES = {"F32": ov.Type.f32, "F16": ov.Type.f16, "BF16": ov.Type.bf16}
 
 
@@ -90,15 +89,15 @@ def build_vision(folder: Path, out_dir: Path) -> dict[str, Any]:
     out_dir.mkdir(parents=True, exist_ok=True)
     save_graph(model, out_dir / MODEL_FILE)
     mark_16_bit_weights(out_dir / MODEL_FILE)
-    mean, std = _normalized(folder)
+    processor = image_processor(folder)
     description = {
         "version": runtime_version(),
         "image_size": shape.image_size,
         "visual_tokens": shape.visual_tokens,
         "hidden_size": shape.output_size,
         "image_token_id": shape.image_token,
-        "image_mean": mean,
-        "image_std": std,
+        "image_mean": list(processor.get("image_mean", MEAN)),
+        "image_std": list(processor.get("image_std", STD)),
     }
     if shape.grids:
         tiles = {"tile_features": shape.tiling.features, "image_grid_pinpoints": shape.grids}
@@ -107,17 +106,6 @@ def build_vision(folder: Path, out_dir: Path) -> dict[str, Any]:
     size = sum(path.stat().st_size for path in out_dir.iterdir() if path.is_file())
     tiles = {"tiles": shape.tiling.most_tiles} if shape.grids else {}
     return {"engine_bytes": size, "visual_tokens": shape.visual_tokens, **tiles}
-
-
-def _normalized(folder: Path) -> tuple[list[float], list[float]]:
-    """Return the mean and the deviation of the three colours, as the folder's processor has them."""
-    for name in (PREPROCESSOR, PROCESSOR):
-        if (folder / name).is_file():
-            processor = parse_json(small_text(folder / name))
-            processor = processor.get("image_processor", processor)
-            if "image_mean" in processor:
-                return list(processor["image_mean"]), list(processor["image_std"])
-    return list(MEAN), list(STD)
 
 
 def _graph(shape: VisionShape, weights: _Weights) -> ov.Model:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pipelines.checkpoint.llava import VisionShape, vision_name
+from pipelines.checkpoint.llava import VisionShape, check_processor, vision_name
 from pipelines.checkpoint.tensors import stored_tensors
 from pipelines.domain.errors import UserError
 from pipelines.domain.language_model import language_config, language_name
@@ -235,6 +236,46 @@ def test_what_cannot_be_built_is_named(
     with pytest.raises(UserError) as caught:
         plan(tmp_path, [f"model.path={path}", "multimodal=llava", "engine=openvino", *words], "repository")
     assert re.search(said, str(caught.value))
+
+
+PROCESSOR = {
+    "image_processor_type": "CLIPImageProcessor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 3,
+    "do_center_crop": True, "crop_size": 32, "size": {"shortest_edge": 32}, "do_pad": None, "do_resize": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("file", ["preprocessor_config.json", "processor_config.json"])
+@pytest.mark.parametrize(
+    ("processor", "words"),
+    [
+        ({"image_processor_type": "LlavaImageProcessor", "do_pad": True}, "do_pad=True, but .* with do_pad=False"),
+        ({"size": {"height": 32, "width": 32}}, r"size=\{'height': 32, .* with size=\{'shortest_edge': 32\}"),
+        ({"size": 64, "crop_size": {"height": 64, "width": 64}}, r"has size=64, (.|\n)* has crop_size=\{'height': 64"),
+        ({"resample": 2}, "resample=2"),
+        ({"do_center_crop": False}, "do_center_crop=False"),
+        ({"do_normalize": False}, "do_normalize=False"),
+        ({"rescale_factor": 1.0}, r"rescale_factor=1\.0"),
+        ({"do_pad": True, "size": 32}, ""),  # CLIP's class does not read the one, and means the other
+    ],
+)
+def test_a_processor_that_prepares_pictures_otherwise_is_named(
+    tmp_path: Path, file: str, processor: dict[str, Any], words: str
+) -> None:
+    """Transformers' classes give other pixels for each of them."""
+    path, whole = write_folder(tmp_path / "llava"), {**PROCESSOR, **processor}
+    (path / file).write_text(json.dumps(whole if file.startswith("pre") else {"image_processor": whole}))
+    with pytest.raises(UserError, match=words) if words else nullcontext():
+        check_processor(path, VisionShape.read(path))
+
+
+def test_the_plan_names_a_processor_with_other_tiles(tmp_path: Path) -> None:
+    path = write_folder(tmp_path / "llava", **TILED)
+    other = {**PROCESSOR, "image_grid_pinpoints": [[32, 64]], "size": {"height": 32, "width": 32}}
+    (path / "preprocessor_config.json").write_text(json.dumps(other))
+    with pytest.raises(UserError) as caught:
+        plan(tmp_path, [f"model.path={path}", "multimodal=llava", "engine=openvino", *FITS], "repository")
+    assert re.search(r"image_grid_pinpoints=\[\[32, 64\]\], but .*=\[\[32, 64\], \[64, 64\]\]", str(caught.value))
+    assert "has size" not in str(caught.value)  # tiles are square already
 
 
 TILED = {
