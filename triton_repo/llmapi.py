@@ -30,9 +30,9 @@ CHECKPOINT, DRAFT = "checkpoint", "draft"
 draft model's checkpoint."""
 
 
-def serve_command(host: str, port: int) -> str:
+def serve_command(host: str, port: int, checkpoint: str = CHECKPOINT, options: str = OPTIONS) -> str:
     """Return what serves the folder of an LLM API, typed inside it."""
-    return f"trtllm-serve {CHECKPOINT} --host {host} --port {port} --extra_llm_api_options {OPTIONS}"
+    return f"trtllm-serve {checkpoint} --host {host} --port {port} --extra_llm_api_options {options}"
 
 
 def read_arguments(path: Path, beside: Iterable[str] = ()) -> dict[str, Any]:

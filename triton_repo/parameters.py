@@ -336,26 +336,17 @@ def _set(settings: TritonSettings, names: Iterable[str]) -> dict[str, str]:
     return {name: text(value) for name, value in values if value is not None and value != BUILT_IN_TREE}
 
 
-def changed(settings: TritonSettings, names: Iterable[str]) -> dict[str, Any]:
-    """Return the settings that differ from their default."""
-    return {
-        name: getattr(settings, name)
-        for name in names
-        if getattr(settings, name) != TritonSettings.model_fields[name].default
-    }
-
-
 def unread(settings: TritonSettings, engine: EngineDescription) -> list[str]:
     """Return the settings that are given for an engine whose repository leaves them out."""
     if engine.server is ServerBackend.TENSORRTLLM:
         return []
     whole = set(TritonSettings.model_fields)
-    return sorted(changed(settings, PLACES if engine.server is ServerBackend.PYTHON else whole - OF_THE_LLM_API))
+    return sorted(settings.changed(PLACES if engine.server is ServerBackend.PYTHON else whole - OF_THE_LLM_API))
 
 
 def lone(settings: TritonSettings) -> dict[str, str]:
     """Return the settings that are given without another one, which they belong to."""
-    given = changed(settings, TritonSettings.model_fields)
+    given = settings.changed(TritonSettings.model_fields)
     present = {*given, *(f"{name}={value}" for name, value in given.items())}
     return {name: other for name, other in ONLY_WITH.items() if name in given and other not in present}
 
@@ -378,7 +369,7 @@ def cpu_faults(settings: TritonSettings) -> list[Fault]:
             "It is a feature of TensorRT-LLM.",
             f"Leave triton.{name} out, or take engine=tensorrt_llm.",
         )
-        for name, value in changed(settings, SPECULATION).items()
+        for name, value in settings.changed(SPECULATION).items()
     ]
     if delay := settings.max_queue_delay_microseconds:
         faults.append(

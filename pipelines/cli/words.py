@@ -110,7 +110,8 @@ def _bare(word: str, command: str) -> Fault:
         return Fault(message, todo=f"Did you mean {' or '.join(meant)}?")
     if COMMANDS[command].argument and word not in groups_with_keys():
         names = groups_with_keys()
-        return Fault(f"'{word}' is not a group of settings.", f"Groups: {', '.join(names)}.", did_you_mean(word, names))
+        hint = did_you_mean(word.split(".")[0], names)
+        return Fault(f"'{word}' is not a group of settings.", f"Groups: {', '.join(names)}.", hint)
     if word.split(".")[0] in groups_with_keys():
         return Fault(message, todo=f"Write {word}=...")
     return Fault(message, todo=f"`make help {command}` lists its settings.")

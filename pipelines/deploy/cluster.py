@@ -7,8 +7,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import yaml
+
 from pipelines.deploy.config import ClusterSettings
-from pipelines.deploy.facts import key_faults, leader_faults, read_served
+from pipelines.deploy.facts import key_faults, leader_faults, read_served, warn_unread
 from pipelines.deploy.trtllm_serve import ScriptTarget, all_ranks, role_files, serve_lines
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError, refuse
@@ -23,6 +25,7 @@ from pipelines.serving.config import ServingSettings
 from pipelines.settings.root import Settings
 from pipelines.stages.unified import ConfigureLlm
 from pipelines.store.store import Store
+from triton_repo.llmapi import OPTIONS
 
 # Scripts that build an engine on a cluster node and serve it over one or several nodes, as text.
 #
@@ -47,6 +50,8 @@ def script_files(target: ScriptTarget, cluster: ClusterSettings, serving: Servin
         start = _start_ranks(target, cluster, serving)
     else:
         files, note = role_files(target.llm_api, cluster), NEVER_RUN
+        if target.repository and not files:
+            files = {OPTIONS: yaml.safe_dump(dict(target.llm_api), sort_keys=False)}
         start = serve_lines(target, cluster, serving, _container(target, cluster))
     if cluster.kind == "slurm":
         options = {
@@ -175,7 +180,7 @@ def _rank(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettin
 
 def _front(target: ScriptTarget, serving: ServingSettings) -> list[str]:
     """Render the start of the service through which other machines reach the server; it ends with the server."""
-    command = front_command(target.python, serving, serving.ports, ".")
+    command = front_command(target.python, serving, serving.ports, ".", target.slo)
     root = shlex.quote(str(target.cwd))
     return [
         "# The kernel ends it together with this shell, which becomes the server.",
@@ -209,6 +214,8 @@ def _shell(command: Sequence[str], rank: int) -> str:
     return " \\\n    ".join(f'"{word}"' if "${" in word else shlex.quote(word) for word in mine)
 
 
+OF_SLURM = ("partition", "account", "qos", "constraint", "cpus_per_gpu", "serve_minutes", "srun_mpi")
+"""Settings of `cluster` that only Slurm has."""
 OWN = ("cluster", "paths.runs")
 """Overrides that the build on a node does not need."""
 
@@ -229,6 +236,7 @@ def write_scripts(settings: Settings, machine: Machine, overrides: Sequence[str]
     serving = settings.serving if target.llm_api is None else settings.serving.by_trtllm_serve
     if serving.unused:
         warn(serving.unused)
+    _warn_unread(settings, target)
     changed = write_folder(
         target.folder,
         script_files(target, settings.cluster, settings.serving),
@@ -238,6 +246,21 @@ def write_scripts(settings: Settings, machine: Machine, overrides: Sequence[str]
     target.runs.mkdir(parents=True, exist_ok=True)  # Slurm does not create the folder of a job's output
     _say(settings, target, changed=changed)
     return target.folder
+
+
+def _warn_unread(settings: Settings, target: ScriptTarget) -> None:
+    """Name the settings that nothing in these scripts follows."""
+    slurm, given, llm_api = settings.cluster.kind == "slurm", target.repository is not None, target.llm_api is not None
+    cluster = ["hosts"] if slurm else [*OF_SLURM, "build_minutes", "mounts"]
+    cluster += [*(["build_minutes"] if given and slurm else []), *(["server"] if llm_api else [])]
+    cluster += ["python"] if given and (llm_api or not settings.serving.front) else []
+    cluster += ["mounts"] if slurm and settings.cluster.image is None else []
+    serving = ["startup_timeout_s", "restarts", "show_log", "tritonserver"]
+    warn_unread(
+        "make scripts",
+        ("cluster", settings.cluster, cluster),
+        ("serving", settings.serving, [*serving, *(["drain_timeout_s"] if llm_api else ["server", "multi_gpu"])]),
+    )
 
 
 def _refuse_unwritable(settings: Settings) -> None:
@@ -262,6 +285,7 @@ def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> S
         if not served.gpu:
             raise UserError(f"'{repository}' runs on the CPU engine, in one process: start it with make serve.")
         label, world, nodes = f"{served.label}-{served.variant}", served.world_size, served.num_nodes
+        arguments = served.llm_api
     else:
         # raises if it cannot be built
         planned = make_plan(settings, "repository", Store(settings.paths.store), machine)
@@ -270,7 +294,7 @@ def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> S
         world, nodes = build.tp_size * build.pp_size, settings.triton.num_nodes
         stages = [step.node.stage for step in planned.steps]
         arguments = next((stage.arguments for stage in stages if isinstance(stage, ConfigureLlm)), None)
-        nodes = nodes if arguments is None or not servers else servers
+    nodes = nodes if arguments is None or not servers else servers
     workers = min(world, settings.hardware.gpus_per_server or world)
     return ScriptTarget(
         label=label,
@@ -286,6 +310,7 @@ def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> S
         store=settings.paths.store.absolute(),
         whole=servers > 0 and arguments is not None,
         llm_api=arguments,
+        slo=settings.benchmark.slo.to_slo(),
     )
 
 

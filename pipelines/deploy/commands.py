@@ -21,6 +21,7 @@ from pipelines.deploy.facts import (
     planned,
     read_served,
     sizes,
+    warn_unread,
 )
 from pipelines.deploy.pods import FRONT, IMAGE, ClusterDeployment, Object, claim_name
 from pipelines.deploy.slo_rules import HISTOGRAMS, slo_rules
@@ -138,7 +139,7 @@ def autoscaler(deployed: ClusterDeployment) -> Object:
     spec = {
         "scaleTargetRef": {"apiVersion": group, "kind": kind, "name": deployed.name},
         "minReplicas": settings.replicas,
-        "maxReplicas": settings.max_replicas,
+        "maxReplicas": settings.most,
         "metrics": [
             _metric(QUEUE_METRIC, settings.queue_time_ms),
             _metric(WAITING_METRIC, settings.waiting_requests),
@@ -214,15 +215,13 @@ def files(deployed: ClusterDeployment) -> dict[str, str]:
     kind = deployed.served.kind
     if deployed.settings.operator == "dynamo":
         return _dynamo_files(deployed)
-    # from metrics of this project's own service
-    has_alerts = deployed.settings.pod_monitor and deployed.slo.limits and deployed.served.llm_api is None
     base = {
         "service": service(deployed),
         "network-policy": network_policy(deployed),
         "disruption-budget": disruption_budget(deployed),
         **({"claim": claim} if (claim := pods.claim(deployed)) else {}),
         **({"pod-monitor": pod_monitor(deployed)} if deployed.settings.pod_monitor else {}),
-        **({"slo-rules": slo_rules(deployed)} if has_alerts else {}),
+        **({"slo-rules": slo_rules(deployed)} if deployed.has_alerts else {}),
         **({"autoscaler": autoscaler(deployed)} if deployed.autoscaled else {}),
     }
     overlay, further = _workload(deployed, kind)
@@ -425,6 +424,10 @@ def _repository(settings: Settings, machine: Machine, overrides: Sequence[str]) 
     return step.artifact.path
 
 
+OF_DYNAMO = ("prefill", "decode")
+"""Settings of `cluster` that manifests follow: with Dynamo, and refused without."""
+
+
 def _faults(settings: Settings, served: RepositoryFacts) -> Iterator[Fault]:
     """Find settings that work on one machine but not in a pod."""
     serving = settings.serving
@@ -438,6 +441,15 @@ def _faults(settings: Settings, served: RepositoryFacts) -> Iterator[Fault]:
         )
     if served.llm_api is not None:
         yield from key_faults(serving)
+        if served.num_nodes > 1:
+            what = f"triton.num_nodes={served.num_nodes}: manifests of the LLM API are for a server on one node."
+            yield Fault(what, todo="Write scripts for several: make scripts cluster=slurm")
+    own = settings.manifests
+    most, made = own.most if served.llm_api is None else own.replicas, own.storage == "claim" and own.claim is None
+    if made and own.access_mode == "ReadWriteOnce" and most > 1:
+        key = "max_replicas" if served.llm_api is None else "replicas"
+        what = f"manifests.access_mode=ReadWriteOnce binds the claim to one node, and there may be {most} servers."
+        yield Fault(what, todo=f"Set manifests.{key}=1, or manifests.access_mode=ReadWriteMany.")
     yield from leader_faults(serving, served.num_nodes)
     route = settings.manifests.route
     if route.name is not None and settings.manifests.operator == "dynamo":
@@ -445,6 +457,25 @@ def _faults(settings: Settings, served: RepositoryFacts) -> Iterator[Fault]:
     engine = with_setting(settings.engine.name)
     if engine is not None and not engine.needs_gpu and served.gpu:
         yield Fault(f"engine={engine.setting} is set, but the repository runs on TensorRT-LLM.")
+
+
+def _warn_unread(deployed: ClusterDeployment) -> None:
+    """Name the settings that nothing in these manifests follows."""
+    settings, ours, many = deployed.settings, deployed.served.llm_api is None, deployed.served.kind == "multinode"
+    serving = ["tritonserver", *(["server"] if ours else []), *([] if deployed.serving.host == "0.0.0.0" else ["host"])]
+    serving += ["restarts", "show_log"] if many or not ours else [] if deployed.served.gpu else ["multi_gpu"]
+    own = [] if deployed.autoscaled else ["queue_time_ms", "waiting_requests"]
+    own += [] if ours else ["max_replicas", "ttft_ms"]
+    own += [] if deployed.has_alerts else ["slo_percent"]
+    own += [] if pods.claim(deployed) else ["storage_class", "access_mode"]
+    own += [*(["claim"] if settings.storage != "claim" else []), *([] if many else ["ssh_secret"])]
+    warn_unread(
+        "make manifests",
+        ("manifests", settings, own),
+        ("serving", deployed.serving, serving),
+        ("cluster", deployed.cluster, [key for key in type(deployed.cluster).model_fields if key not in OF_DYNAMO]),
+        ("image", deployed.image, ["name", "tag"] if settings.image or not ours else []),
+    )
 
 
 def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
@@ -462,6 +493,7 @@ def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
     _say_memory(deployed)
     if served.llm_api is not None and (unused := deployed.serving.by_trtllm_serve.unused):
         warn(unused)
+    _warn_unread(deployed)
     if served.gpu and deployed.sm is None:
         say("note: add hardware=... to select nodes with the GPU that the engine was built for")
     if served.needs_amx:

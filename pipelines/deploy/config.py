@@ -260,7 +260,7 @@ class ManifestSettings(Group):
         image: with tag or digest; None is what `make image` builds.
         image_pull_secret: a Secret for a private registry.
         replicas: servers (or groups of nodes) at least.
-        max_replicas: at most; with more than `replicas` an HPA is written.
+        max_replicas: at most; with more than `replicas` an HPA is written. None is 4, or `replicas` if that is more.
         queue_time_ms: time a request waits in Triton's queues, on average over a server, above which one is added.
         waiting_requests: requests that wait inside the engine, per server, above which one is added.
         ttft_ms: mean TTFT of a server's streamed answers, above which one is added; None adds none for it.
@@ -296,7 +296,7 @@ class ManifestSettings(Group):
     image: Annotated[str, Field(pattern=r"^[a-z0-9][A-Za-z0-9._:/@-]*$")] | None = None
     image_pull_secret: SecretName | None = None
     replicas: Positive = 1
-    max_replicas: Positive = 4
+    max_replicas: Positive | None = None
     queue_time_ms: Positive = 200
     waiting_requests: Positive = 4
     ttft_ms: Positive | None = None
@@ -319,6 +319,11 @@ class ManifestSettings(Group):
     extra_resources: dict[str, Positive] = Field(default_factory=dict)
     runtime_class: SecretName | None = None
     ssh_secret: SecretName | None = None
+
+    @property
+    def most(self) -> int:
+        """Servers at most."""
+        return self.max_replicas or max(4, self.replicas)
 
     def object_name(self, label: str, variant: str) -> str:
         """Return `name`, or the model's and the format's as a Kubernetes name.
@@ -393,9 +398,9 @@ class ManifestSettings(Group):
     def _goes_together(self) -> ManifestSettings:
         fetches, storage = self.fetch.words is not None, self.storage
         faults = []
-        if self.max_replicas < self.replicas:
+        if self.most < self.replicas:
             faults.append(f"max_replicas '{self.max_replicas}' is less than replicas={self.replicas}")
-        if self.ttft_ms is not None and self.max_replicas == self.replicas:
+        if self.ttft_ms is not None and self.most == self.replicas:
             faults.append(f"ttft_ms '{self.ttft_ms}' scales nothing where max_replicas is replicas={self.replicas}")
         if storage == "host_path" and self.host_path is None:
             faults.append("storage 'host_path' needs manifests.host_path=/folder/on/the/nodes")
@@ -405,17 +410,12 @@ class ManifestSettings(Group):
             faults.append("storage 'empty_dir' needs manifests.fetch.hub=org/name or manifests.fetch.command=[...]")
         if storage != "empty_dir" and fetches:
             faults.append(f"fetch goes only with manifests.storage=empty_dir, not '{storage}'")
-        if self.hf_token_secret is not None and not fetches:
-            faults.append(
-                f"hf_token_secret '{self.hf_token_secret}' is read by manifests.fetch alone, which is not given; "
-                "a server on a finished repository asks the Hub for nothing"
-            )
-        made = storage == "claim" and self.claim is None
-        if made and self.access_mode == "ReadWriteOnce" and self.max_replicas > 1:
-            faults.append(
-                "access_mode 'ReadWriteOnce' binds the claim to one node: give manifests.max_replicas=1, not "
-                f"{self.max_replicas}"
-            )
+        for key, value in {
+            "hf_token_secret": self.hf_token_secret, "fetch.secret": self.fetch.secret, "fetch.image": self.fetch.image
+        }.items():  # fmt: skip
+            if value is not None and not fetches:
+                what = "is read by manifests.fetch.hub and manifests.fetch.command alone, which are not given; a server"
+                faults.append(f"{key} '{value}' {what} on a finished repository fetches nothing")
         if faults:
             raise ValueError("; ".join(faults))
         return self

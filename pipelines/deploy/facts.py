@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,12 +17,14 @@ from pipelines.domain.mixture_layers import was_grouped
 from pipelines.domain.units import GIB, MIB
 from pipelines.engines.registry import ServerBackend, describe
 from pipelines.host.files import json_object
+from pipelines.host.screen import warn
 from pipelines.plan.plan import Plan
 from pipelines.predict.performance.limits import engine_sizes
 from pipelines.predict.performance.memory import rank_weight_bytes
 from pipelines.serving.config import ServingSettings
 from pipelines.serving.process import EXIT_GRACE_S
 from pipelines.serving.repository import DESCRIPTION
+from pipelines.settings.base import Group
 from triton_repo.llmapi import BESIDE_THE_ARGUMENTS, MODEL_YAML, read_arguments
 from triton_repo.parameters import ENGINE_DIR
 from triton_repo.tensors import TENSORRT_LLM
@@ -88,11 +90,6 @@ def read_served(path: Path) -> RepositoryFacts:
     settings = described["settings"]
     engine, world, nodes = describe(described["flavour"]), int(described["world_size"]), int(settings["num_nodes"])
     llm_api = engine.server is ServerBackend.LLM_API
-    if llm_api and nodes > 1:
-        raise UserError(
-            f"triton.num_nodes={nodes}: manifests of the LLM API are for a server on one node.",
-            todo="Write scripts for several: make scripts cluster=slurm",
-        )
     _check_spread(world, nodes)
     gpu = engine.needs_gpu
     return RepositoryFacts(
@@ -162,6 +159,12 @@ def key_faults(serving: ServingSettings) -> Iterator[Fault]:
     """Find a key that the server of the LLM API would not ask for."""
     if serving.api_key:
         yield Fault("trtllm-serve does not ask for the key of serving.api_key=true.", todo="Leave it out.")
+
+
+def warn_unread(command: str, *groups: tuple[str, Group, Iterable[str]]) -> None:
+    """Name what was given and is not read: of each group its name, its settings, and the fields to look at."""
+    if given := [f"{name}.{key}" for name, group, keys in groups for key in group.changed(keys)]:
+        warn(f"not read by `{command}` for this deployment: {', '.join(given)}")
 
 
 def leader_faults(serving: ServingSettings, nodes: int) -> Iterator[Fault]:

@@ -67,7 +67,12 @@ class ClusterDeployment:
     @property
     def autoscaled(self) -> bool:
         """Whether an HPA decides the number of replicas, by metrics of this project's own service."""
-        return self.settings.max_replicas > self.settings.replicas and self.served.llm_api is None
+        return self.settings.most > self.settings.replicas and self.served.llm_api is None
+
+    @property
+    def has_alerts(self) -> bool:
+        """Whether there are alerts on the limits of `benchmark.slo`, by metrics of this project's own service."""
+        return bool(self.settings.pod_monitor and self.slo.limits) and self.served.llm_api is None
 
     @property
     def exposed(self) -> dict[str, int]:

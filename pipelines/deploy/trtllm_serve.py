@@ -15,9 +15,10 @@ from typing import Any
 import yaml
 
 from pipelines.deploy.config import ClusterSettings
+from pipelines.domain.benchmark import NO_SLO, Slo
 from pipelines.engines.tensorrt_llm.llm_api import merged
 from pipelines.serving.config import ServingSettings
-from triton_repo.llmapi import CHECKPOINT, serve_command
+from triton_repo.llmapi import CHECKPOINT, CHECKPOINT_DIR, OPTIONS, serve_command
 
 QUIET = "export TRTLLM_NO_USAGE_STATS=1  # trtllm-serve reports its use to NVIDIA unless it is told not to"
 WORKER_PORT = 8001
@@ -43,6 +44,7 @@ class ScriptTarget:
         store: of artifacts, to mount in containers.
         whole: whether every node has a server of its own.
         llm_api: arguments of the LLM API; None for TensorRT engines, which Triton serves.
+        slo: limits that the metrics of the service in front show exactly how many answers meet.
     """
 
     label: str
@@ -58,6 +60,7 @@ class ScriptTarget:
     store: Path
     whole: bool = False
     llm_api: Mapping[str, Any] | None = None
+    slo: Slo = NO_SLO
 
     @property
     def ranks_per_node(self) -> int:
@@ -73,6 +76,11 @@ class ScriptTarget:
     def served(self) -> str:
         """Path of the repository, or of the folder of the LLM API, as the shell reads it."""
         return shlex.quote(str(self.repository or self.runs / self.made))
+
+    @property
+    def checkpoint(self) -> str:
+        """Path of the LLM API's checkpoint in what is served."""
+        return CHECKPOINT_DIR if self.repository else CHECKPOINT
 
     @property
     def made(self) -> str:
@@ -98,7 +106,8 @@ def serve_lines(
     head += [f"cd {target.served}"]
     if cluster.disaggregated:
         return [*head, *_disaggregated(target, cluster, serving, container)]
-    command = serve_command(serving.host, serving.ports["openai_port"])
+    folder = f"{shlex.quote(str(target.folder))}/" if target.repository else ""  # a repository has no file of options
+    command = serve_command(serving.host, serving.ports["openai_port"], target.checkpoint, f"{folder}{OPTIONS}")
     if cluster.kind == "mpi" and target.world_size == 1:
         return [*head, f"exec {command}"]
     passed_on = "" if cluster.kind == "slurm" else f" {_passed_on(cluster)}"
@@ -135,8 +144,8 @@ def _disaggregated(
         start = f'{shlex.join(["srun", *srun])} --nodelist={name}"'
         if not slurm:
             start = f'mpirun --allow-run-as-root --host {name}:{ranks}" -n {ranks} --bind-to none {_passed_on(cluster)}'
-        worker = f"trtllm-serve {CHECKPOINT} --host 0.0.0.0 --port {WORKER_PORT}"
-        lines.append(f"{start} {LAUNCH} {worker} --extra_llm_api_options {folder}/{role} &")
+        worker = serve_command("0.0.0.0", WORKER_PORT, target.checkpoint, f"{folder}/{role}")
+        lines.append(f"{start} {LAUNCH} {worker} &")
     proxy = f"trtllm-serve disaggregated --config_file {runs}/{PROXY}"
     first = shlex.join(["srun", "--overlap", "--nodes=1", "--ntasks=1", *container]) + ' --nodelist="${hosts[0]}" '
     return [*lines, f"{first if slurm else ''}{proxy} &", "wait -n  # whichever ends first"]

@@ -104,7 +104,7 @@ def _needed_types(settings: Settings) -> dict[str, tuple[str, str]]:
         return {"nvidia.com/v1beta1": ("the operator of NVIDIA Dynamo", "manifests.operator=none")}
     if manifests.pod_monitor:
         needed["monitoring.coreos.com/v1"] = ("the Prometheus operator", "manifests.pod_monitor=false")
-    if manifests.max_replicas > manifests.replicas and not llm_api:
+    if manifests.most > manifests.replicas and not llm_api:
         needed["custom.metrics.k8s.io"] = ("prometheus-adapter", f"manifests.max_replicas={manifests.replicas}")
     if manifests.route.name is not None:
         needed["gateway.networking.k8s.io/v1"] = ("the Gateway API", "no manifests.route")

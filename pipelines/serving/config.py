@@ -53,7 +53,7 @@ class ServingSettings(Group):
 
     LATER: ClassVar[tuple[str, ...]] = ("server", "api_key", "image_hosts")
     OF_THE_FRONT: ClassVar[tuple[str, ...]] = (
-        "cors_origins", "image_hosts", "chat_template", "max_body_bytes", "max_prompts", "request_timeout_s",
+        "api_key", "cors_origins", "image_hosts", "chat_template", "max_body_bytes", "max_prompts", "request_timeout_s",
     )  # fmt: skip
     """Settings that only the OpenAI-compatible service reads."""
     OF_TRITON: ClassVar[tuple[str, ...]] = (
@@ -163,8 +163,7 @@ class ServingSettings(Group):
         triton = self.server == "tritonserver"
         keys = [*(() if "openai_port" in self.listens_on else ("openai_port",))]
         keys += [*(() if self.front and triton else self.OF_THE_FRONT), *(() if triton else self.OF_TRITON)]
-        values = {key: getattr(self, key) for key in keys if getattr(self, key) != type(self).model_fields[key].default}
-        if not values:
+        if not (values := self.changed(keys)):
             return ""
         shown = (
             f"serving.{key}={','.join(value) if isinstance(value, tuple) else typed(value)}"

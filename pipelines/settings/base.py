@@ -281,6 +281,11 @@ class Group(BaseModel):
             defaults[name] = default
         return defaults
 
+    def changed(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return those of the fields that differ from their defaults."""
+        usual = {name: type(self).model_fields[name].get_default(call_default_factory=True) for name in names}
+        return {name: getattr(self, name) for name in usual if getattr(self, name) != usual[name]}
+
     @classmethod
     def judged(cls, values: Mapping[str, Any], key: str = "") -> Self:
         """Validate a user's values and make the group.
@@ -395,7 +400,10 @@ def _fault(group: type[Group], prefix: str, item: Mapping[str, Any]) -> Fault:
         what = f"{key}='{value}' is not valid: {key} is a group of settings."
         return Fault(what, FOLDERS.get(key, ""), keys_of(key, names, str(value)))
     reason = _reason(item)
-    return Fault(f"{key}='{value}' is not valid: {reason[:1].lower() + reason[1:]}.")
+    what = f"{key}='{value}' is not valid"
+    if item["loc"][-1] == "[key]":
+        what = f"{prefix}{'.'.join(map(str, item['loc'][:-2]))} has the key '{value}', which is not valid"
+    return Fault(f"{what}: {reason[:1].lower() + reason[1:]}.")
 
 
 def _unknown(group: type[Group], prefix: str, loc: tuple[Any, ...]) -> Fault:

@@ -84,6 +84,7 @@ def test_every_command_refuses_a_bare_word_before_it_is_imported(command, monkey
         (["help", "quant"], "'quant' is not a command. .*: make config quant$"),
         (["quant=fp8", "--help"], "'quant=fp8' is not a command. Did you mean 'make build quant=fp8'?"),
         (["--version", "junk"], "--version takes no arguments, but 'junk' follows it"),
+        (["config", "build.max_batch_size"], r"'build\.max_batch_size' is not a group .* Did you mean 'build'?"),
         (["config", "serveng"], "'serveng' is not a group of settings. Groups: .* Did you mean 'serving'?"),
         (["--bogus", "--help"], "'--bogus' is not an option"),
     ],

@@ -220,6 +220,27 @@ def test_the_server_of_the_llm_api_reads_few_settings_and_no_key(tmp_path, capsy
         write_scripts(load([*words, "serving.api_key=true"]), LOGIN_NODE, words)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "unread"),
+    [
+        (["cluster=slurm", "cluster.hosts=[a]", "cluster.build_minutes=9"], "cluster.hosts, cluster.build_minutes"),
+        (["cluster=mpi", "cluster.hosts=[a,b]", "cluster.partition=gpu"], "cluster.partition"),
+        (["cluster=slurm", "serving.restarts=3", "serving.show_log=true"], "serving.restarts, serving.show_log"),
+        (["cluster=slurm", "cluster.partition=gpu", "serving.drain_timeout_s=9"], None),
+    ],
+)
+def test_what_no_script_follows_is_said(tmp_path, capsys, overrides, unread):
+    scripts(tmp_path, *overrides)
+    said = " ".join(capsys.readouterr().out.split())
+    assert (f"not read by `make scripts` for this deployment: {unread} llama_3_1_405b" in said) or not unread
+    assert ("not read by" in said) is bool(unread)
+
+
+def test_the_service_in_front_counts_the_limits_of_the_benchmark(tmp_path):
+    folder = scripts(tmp_path, "cluster=slurm", "serving.host=0.0.0.0", "benchmark.slo.ttft_ms=450")
+    assert "--slo-ttft-ms=450" in (folder / "rank.sh").read_text()
+
+
 def test_the_cpu_engine_needs_no_scripts(tmp_path):
     words = ["cluster=slurm", f"cluster.folder={tmp_path}", "engine=openvino"]
     with pytest.raises(UserError, match="engine=openvino runs in one process on one machine"):

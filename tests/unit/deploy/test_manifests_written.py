@@ -142,8 +142,9 @@ def test_ranks_that_do_not_spread_over_the_nodes_are_refused(tmp_path):
 
 
 def test_the_llm_api_over_several_nodes_is_left_to_the_scripts(tmp_path):
-    with pytest.raises(UserError, match=r"for a server on one node\. Write scripts for several"):
-        read_served(edit(repository(tmp_path, "llm_api"), settings={"num_nodes": 2}))
+    edit(repository(tmp_path / "given", "llm_api"), settings={"num_nodes": 2})
+    with pytest.raises(UserError, match=r"num_nodes=2: .* for a server on one node\. Write scripts for several"):
+        manifests(tmp_path, "llm_api")
 
 
 def test_the_llm_api_is_served_by_trtllm_serve(tmp_path, capsys):
@@ -155,6 +156,41 @@ def test_the_llm_api_is_served_by_trtllm_serve(tmp_path, capsys):
         in said
     )
     assert "may also POST /update_weights" in said
+
+
+def test_a_disk_of_one_node_is_enough_for_one_server_of_the_llm_api(tmp_path):
+    manifests(tmp_path, "llm_api", "manifests.access_mode=ReadWriteOnce")
+    with pytest.raises(UserError, match=r"there may be 2 servers\. Set manifests\.replicas=1"):
+        manifests(tmp_path, "llm_api", "manifests.access_mode=ReadWriteOnce", "manifests.replicas=2")
+
+
+def test_five_replicas_need_no_second_setting(tmp_path):
+    overlay = manifests(tmp_path, "cpu", "manifests.replicas=5")
+    assert yaml.safe_load((overlay / "deployment.yaml").read_text())["spec"]["replicas"] == 5
+    assert not (overlay.parents[1] / "base" / "autoscaler.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "unread"),
+    [
+        ("cpu", ["manifests.max_replicas=1", "manifests.queue_time_ms=5"], "manifests.queue_time_ms"),
+        ("cpu", ["cluster=slurm", "cluster.partition=gpu"], "cluster.kind, cluster.partition"),
+        ("cpu", ["serving.tritonserver=/x", "serving.host=10.0.0.5"], "serving.tritonserver, serving.host"),
+        ("cpu", ["manifests.claim=models", "manifests.storage_class=fast"], "manifests.storage_class"),
+        ("gpu", ["manifests.image=a/b:1", "image.tag=v2"], "image.tag"),
+        ("gpu", ["manifests.slo_percent=99.9", "benchmark.slo.ttft_ms=9", "manifests.pod_monitor=false"],
+         "manifests.slo_percent"),
+        ("gpu", ["manifests.ssh_secret=keys"], "manifests.ssh_secret"),
+        ("multinode", ["serving.restarts=3", "manifests.ssh_secret=keys"], "serving.restarts"),
+        ("llm_api", ["manifests.max_replicas=3", "serving.restarts=3"], "manifests.max_replicas, serving.restarts"),
+        ("cpu", ["serving.host=0.0.0.0", "serving.restarts=3", "manifests.claim=models"], None),
+    ],
+)  # fmt: skip
+def test_what_no_file_follows_is_said(kind, overrides, unread, tmp_path, capsys):
+    manifests(tmp_path, kind, *overrides)
+    said = " ".join(capsys.readouterr().out.split())
+    found = re.search(r"warning: not read by `make manifests` for this deployment: (.*?) (note:|written:)", said)
+    assert (found and found[1]) == unread
 
 
 def test_facts_come_from_the_repository(tmp_path):
@@ -169,6 +205,7 @@ def test_facts_come_from_the_repository(tmp_path):
     [
         ("multinode", "serving.multi_gpu=orchestrator", "serving.multi_gpu=orchestrator spawns ranks on one node"),
         ("gpu", "engine=openvino", "engine=openvino is set, but the repository runs on TensorRT-LLM"),
+        ("cpu", "manifests.access_mode=ReadWriteOnce", "may be 4 servers. Set manifests.max_replicas=1"),
         ("cpu", "serving.chat_template=conf/serving/plain.jinja", "is a file of this machine, which no pod has"),
     ],
 )
@@ -181,7 +218,12 @@ def test_what_works_on_one_machine_only_is_refused(kind, override, message, tmp_
     ("overrides", "message"),
     [
         (["manifests.name=My_App"], "manifests.name='My_App' is not valid"),
-        (["manifests.replicas=5"], "max_replicas '4' is less than replicas=5"),
+        (["manifests.replicas=5", "manifests.max_replicas=4"], "max_replicas '4' is less than replicas=5"),
+        (["manifests.replicas=4", "manifests.ttft_ms=500"], "scales nothing where max_replicas is replicas=4"),
+        (
+            ["manifests.fetch.secret=aws"],
+            "fetch.secret 'aws' is read by manifests.fetch.hub and manifests.fetch.command",
+        ),
         (["manifests.ttft_ms=500", "manifests.max_replicas=1"], "scales nothing where max_replicas is replicas=1"),
         (["manifests.slo_percent=90"], "manifests.slo_percent='90' is not valid"),
         (["manifests.storage=host_path"], "storage 'host_path' needs manifests.host_path=/folder/on/the/nodes"),
@@ -190,8 +232,7 @@ def test_what_works_on_one_machine_only_is_refused(kind, override, message, tmp_
         (["manifests=hub", "manifests.fetch.hub=-o/name"], "manifests.fetch.hub='-o/name' is not valid"),
         (["manifests.storage=empty_dir"], "storage 'empty_dir' needs manifests.fetch.hub=org/name"),
         (["manifests.fetch.hub=org/name"], "fetch goes only with manifests.storage=empty_dir, not 'claim'"),
-        (["manifests.hf_token_secret=hub"], "hf_token_secret 'hub' is read by manifests.fetch alone"),
-        (["manifests.access_mode=ReadWriteOnce"], "binds the claim to one node: give manifests.max_replicas=1, not 4"),
+        (["manifests.hf_token_secret=hub"], "hf_token_secret 'hub' is read by manifests.fetch.hub"),
         (["manifests.env={HF_TOKEN:hf_x}"], "'HF_TOKEN' looks like a secret"),
         (["manifests.host_path=relative"], "manifests.host_path='relative' is not valid"),
         (["manifests.sub_path=../x"], "sub_path '../x' contains '..'"),

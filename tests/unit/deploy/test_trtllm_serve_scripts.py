@@ -17,14 +17,17 @@ import pytest
 import yaml
 
 from pipelines.compress.config import KvCacheSettings
-from pipelines.deploy.cluster import script_files
+from pipelines.deploy.cluster import script_files, write_scripts
 from pipelines.deploy.config import ClusterSettings
+from pipelines.deploy.facts import read_served
 from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.engines.tensorrt_llm.llm_api import complaints
+from pipelines.host.machine import gather
 from pipelines.serving.config import ServingSettings
 from pipelines.settings.compose import load
 from pipelines.stages.unified import ConfigureLlm
 from tests.support.cluster_targets import target
+from tests.support.deployments import repository
 from tests.support.emulated_trtllm.trtllm_serve import parsed
 from triton_repo.config import TritonSettings
 
@@ -130,6 +133,22 @@ def test_a_proxy_knows_the_servers_for_prompts_and_for_answers(tmp_path, case, v
             "context.yaml"
         )
         assert {name: options[name] for name in ARGUMENTS} == ARGUMENTS
+
+
+@pytest.mark.parametrize("apart", [{}, APART], ids=["whole", "apart"])
+def test_a_repository_of_the_llm_api_is_served_as_it_is(tmp_path, apart):
+    repo = repository(tmp_path / "given", "llm_api")
+    words = [f"serving.repository={repo}", f"cluster.folder={tmp_path / 'out'}", "cluster=slurm"]
+    words += [f"cluster.{name}={count}" for name, count in apart.items()]
+    script = write_scripts(load(words), gather(), words) / "serve.sbatch"
+    started = [each for each in run(tmp_path, script) if each[2] != "disaggregated"]
+    assert len(started) == (sum(apart.values()) or 1)
+    for place, _, *serve in started:
+        given = parsed(serve, VERSIONS[-1])
+        assert place == str(repo)
+        assert (repo / given["model"] / "config.json").is_file()
+        options = yaml.safe_load((repo / given["--extra_llm_api_options"]).read_text())
+        assert options.items() >= (read_served(repo).llm_api or {}).items()
 
 
 def test_what_the_user_says_of_the_transfer_wins(tmp_path):

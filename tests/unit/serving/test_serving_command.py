@@ -112,6 +112,7 @@ def test_off_loopback_the_dangerous_endpoints_need_a_key_that_nobody_has(flag: s
 
 
 def test_settings_of_a_service_that_does_not_run_are_said():
+    assert ServingSettings(api_key=True).unused.startswith("serving.api_key=true is not used: its service runs with")
     given = {"max_prompts": 3, "cors_origins": ("http://a.b",)}
     said = "serving.cors_origins=http://a.b, serving.max_prompts=3 are not used"
     assert ServingSettings(**given).unused == f"{said}: its service runs with serving.openai=true."

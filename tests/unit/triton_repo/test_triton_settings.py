@@ -61,4 +61,4 @@ def test_where_a_gpu_works_is_no_fault_on_a_cpu():
     """One configuration serves both."""
     chosen = TritonSettings(kv_cache_free_gpu_mem_fraction=0.5, gpu_device_ids=((0, 1),))
     assert parameters.cpu_faults(chosen) == []
-    assert set(parameters.changed(chosen, parameters.PLACES)) == {"kv_cache_free_gpu_mem_fraction", "gpu_device_ids"}
+    assert set(chosen.changed(parameters.PLACES)) == {"kv_cache_free_gpu_mem_fraction", "gpu_device_ids"}
