@@ -250,16 +250,19 @@ def write_scripts(settings: Settings, machine: Machine, overrides: Sequence[str]
 
 def _warn_unread(settings: Settings, target: ScriptTarget) -> None:
     """Name the settings that nothing in these scripts follows."""
-    slurm, given, llm_api = settings.cluster.kind == "slurm", target.repository is not None, target.llm_api is not None
-    cluster = ["hosts"] if slurm else [*OF_SLURM, "build_minutes", "mounts"]
-    cluster += [*(["build_minutes"] if given and slurm else []), *(["server"] if llm_api else [])]
-    cluster += ["python"] if given and (llm_api or not settings.serving.front) else []
-    cluster += ["mounts"] if slurm and settings.cluster.image is None else []
-    serving = ["startup_timeout_s", "restarts", "show_log", "tritonserver"]
+    slurm, triton, finished = settings.cluster.kind == "slurm", target.llm_api is None, target.repository is not None
     warn_unread(
         "make scripts",
-        ("cluster", settings.cluster, cluster),
-        ("serving", settings.serving, [*serving, *(["drain_timeout_s"] if llm_api else ["server", "multi_gpu"])]),
+        {"cluster": settings.cluster, "serving": settings.serving},
+        ("cluster", ["hosts"], slurm),
+        ("cluster", OF_SLURM, not slurm),
+        ("cluster", ["build_minutes"], finished or not slurm),
+        ("cluster", ["mounts"], settings.cluster.image is None),
+        ("cluster", ["server"], not triton),
+        ("cluster", ["python"], finished and not (triton and settings.serving.front)),
+        ("serving", ["startup_timeout_s", "restarts", "show_log", "tritonserver"], True),
+        ("serving", ["drain_timeout_s"], not triton),
+        ("serving", ["server", "multi_gpu"], triton),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from pipelines.deploy import cluster, containers, dynamo, nodes, pods
-from pipelines.deploy.config import ManifestSettings
+from pipelines.deploy.config import ClusterSettings, ManifestSettings
 from pipelines.deploy.facts import (
     Kind,
     RepositoryFacts,
@@ -33,8 +33,9 @@ from pipelines.engines.tensorrt_llm.llm_api import merged
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_folder
 from pipelines.host.machine import Machine, gather
-from pipelines.host.screen import say, warn
+from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan
+from pipelines.serving.config import ServingSettings
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 from pipelines.store.store import Store
@@ -424,8 +425,8 @@ def _repository(settings: Settings, machine: Machine, overrides: Sequence[str]) 
     return step.artifact.path
 
 
-OF_DYNAMO = ("prefill", "decode")
-"""Settings of `cluster` that manifests follow: with Dynamo, and refused without."""
+OF_TRITON = (*ServingSettings.OF_THE_FRONT, *ServingSettings.OF_TRITON)
+"""Settings of `serving` that trtllm-serve does not have."""
 
 
 def _faults(settings: Settings, served: RepositoryFacts) -> Iterator[Fault]:
@@ -461,20 +462,26 @@ def _faults(settings: Settings, served: RepositoryFacts) -> Iterator[Fault]:
 
 def _warn_unread(deployed: ClusterDeployment) -> None:
     """Name the settings that nothing in these manifests follows."""
-    settings, ours, many = deployed.settings, deployed.served.llm_api is None, deployed.served.kind == "multinode"
-    serving = ["tritonserver", *(["server"] if ours else []), *([] if deployed.serving.host == "0.0.0.0" else ["host"])]
-    serving += ["restarts", "show_log"] if many or not ours else [] if deployed.served.gpu else ["multi_gpu"]
-    own = [] if deployed.autoscaled else ["queue_time_ms", "waiting_requests"]
-    own += [] if ours else ["max_replicas", "ttft_ms"]
-    own += [] if deployed.has_alerts else ["slo_percent"]
-    own += [] if pods.claim(deployed) else ["storage_class", "access_mode"]
-    own += [*(["claim"] if settings.storage != "claim" else []), *([] if many else ["ssh_secret"])]
+    settings, served, triton = deployed.settings, deployed.served, deployed.served.llm_api is None
+    groups = {"manifests": settings, "serving": deployed.serving, "cluster": deployed.cluster, "image": deployed.image}
+    routed = settings.route.name is not None  # a route follows the time limit of requests
     warn_unread(
         "make manifests",
-        ("manifests", settings, own),
-        ("serving", deployed.serving, serving),
-        ("cluster", deployed.cluster, [key for key in type(deployed.cluster).model_fields if key not in OF_DYNAMO]),
-        ("image", deployed.image, ["name", "tag"] if settings.image or not ours else []),
+        groups,
+        ("manifests", ["queue_time_ms", "waiting_requests"], not deployed.autoscaled),
+        ("manifests", ["max_replicas", "ttft_ms"], not triton),
+        ("manifests", ["slo_percent"], not deployed.has_alerts),
+        ("manifests", ["storage_class", "access_mode"], pods.claim(deployed) is None),
+        ("manifests", ["claim"], settings.storage != "claim"),
+        ("manifests", ["ssh_secret"], served.kind != "multinode"),
+        ("serving", ["tritonserver"], True),
+        ("serving", ["host"], deployed.serving.host != "0.0.0.0"),
+        ("serving", ["server"], triton),
+        ("serving", ["restarts", "show_log"], served.kind == "multinode" or not triton),
+        ("serving", ["multi_gpu"], not served.gpu),
+        ("serving", [key for key in OF_TRITON if key != "request_timeout_s" or not routed], not triton),
+        ("cluster", [key for key in ClusterSettings.model_fields if key not in ("prefill", "decode")], True),
+        ("image", ["name", "tag"], settings.image is not None or not triton),
     )
 
 
@@ -491,8 +498,6 @@ def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
         start += f", {show_seconds(needed.startup_limit_s)} at most"
     say(f"            {start}; up to {show_seconds(needed.drain_s)} to drain")
     _say_memory(deployed)
-    if served.llm_api is not None and (unused := deployed.serving.by_trtllm_serve.unused):
-        warn(unused)
     _warn_unread(deployed)
     if served.gpu and deployed.sm is None:
         say("note: add hardware=... to select nodes with the GPU that the engine was built for")

@@ -161,9 +161,9 @@ def key_faults(serving: ServingSettings) -> Iterator[Fault]:
         yield Fault("trtllm-serve does not ask for the key of serving.api_key=true.", todo="Leave it out.")
 
 
-def warn_unread(command: str, *groups: tuple[str, Group, Iterable[str]]) -> None:
-    """Name what was given and is not read: of each group its name, its settings, and the fields to look at."""
-    if given := [f"{name}.{key}" for name, group, keys in groups for key in group.changed(keys)]:
+def warn_unread(command: str, groups: Mapping[str, Group], *rows: tuple[str, Iterable[str], bool]) -> None:
+    """Name what was given and is not read: a row has a group, fields of it, and whether this deployment leaves them."""
+    if given := [f"{name}.{key}" for name, keys, unread in rows if unread for key in groups[name].changed(keys)]:
         warn(f"not read by `{command}` for this deployment: {', '.join(given)}")
 
 

@@ -214,7 +214,7 @@ def test_model_shapes_equal_the_published_table():
         ("lora.adapters={1: }", r"'\{1: \}' is no list .* a comma or colon has nothing beside it"),
         ("benchmark.concurrency=[1, ]", r"'\[1, \]' is no list \('\[8,16\]'\) and no mapping"),
         ("model.path=", r"model\.path has an empty path: give a file or a folder"),
-        ("lora.adapters={a: /x}", r"^lora\.adapters has the key 'a', which is not valid: input should be a valid integer"),
+        ("lora.adapters={a: /x}", r"^lora\.adapters has the key 'a', which is not valid: .* a valid integer"),
         ("lora.adapters={1: ''}", r"lora\.adapters has an empty path"),
         ("model.path=~/it's", r"quote in '~/it's' is not closed"),
         ("model.path=~/a b", r"""Quote the value, .* for this program: 'model\.path="~/a b"'$"""),

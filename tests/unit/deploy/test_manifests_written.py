@@ -150,7 +150,7 @@ def test_the_llm_api_over_several_nodes_is_left_to_the_scripts(tmp_path):
 def test_the_llm_api_is_served_by_trtllm_serve(tmp_path, capsys):
     manifests(tmp_path, "llm_api", "serving.request_timeout_s=5", "serving.http_port=8100")
     said = " ".join(capsys.readouterr().out.split())
-    assert "serving.request_timeout_s=5, serving.http_port=8100 are not used: this server has no such setting." in said
+    assert "not read by `make manifests` for this deployment: serving.request_timeout_s, serving.http_port note" in said
     assert (
         "note: trtllm-serve of nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc20, not run here; without HPA and alerts"
         in said
@@ -183,6 +183,7 @@ def test_five_replicas_need_no_second_setting(tmp_path):
         ("gpu", ["manifests.ssh_secret=keys"], "manifests.ssh_secret"),
         ("multinode", ["serving.restarts=3", "manifests.ssh_secret=keys"], "serving.restarts"),
         ("llm_api", ["manifests.max_replicas=3", "serving.restarts=3"], "manifests.max_replicas, serving.restarts"),
+        ("llm_api", ["serving.request_timeout_s=9", "manifests.route={name: a, gateway: b}"], None),
         ("cpu", ["serving.host=0.0.0.0", "serving.restarts=3", "manifests.claim=models"], None),
     ],
 )  # fmt: skip
