@@ -32,7 +32,7 @@ from pipelines.engines.port import (
     Session,
     TokenIds,
 )
-from pipelines.serving.openai.channels import THINK_END, Channels, HarmonyReader, channels_of
+from pipelines.serving.openai.channels import Channels, HarmonyReader, channels_of
 from pipelines.serving.openai.prompts import NoPromptError, Renderer
 from pipelines.serving.openai.tokenizer import ServedTokenizer
 
@@ -137,7 +137,8 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         self._ends = opened(self._folder).end_ids
         self._bos_text = tokenizer.decode(self.prefix_token_id)
         channels = None if chat is None else channels_of(chat.template, tokenizer.get_vocab().get)
-        self._think_end = THINK_END if channels is Channels.THINK else None
+        self._think_end = channels.value[1] if channels and channels.value else None
+        self._think_end_id = tokenizer.get_vocab().get(self._think_end)
         harmony = channels is Channels.HARMONY
         self._harmony = ServedTokenizer(self._folder, adds_special=False) if harmony else None
         self._memo: dict[str, Tokens] = {}
@@ -337,6 +338,8 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
 
     def _answer(self, tokens: TokenIds) -> str:
         """Return the text of an answer; of harmony's messages those for the user, if it has any."""
+        if self._think_end_id in tokens:  # where it is a special token, the text is without it
+            tokens = tokens[len(tokens) - tokens[::-1].index(self._think_end_id) :]
         text = str(self.tokenizer.decode(tokens, skip_special_tokens=True))
         if self._harmony is None:
             return text

@@ -17,7 +17,8 @@ Arrival = Literal["closed", "constant", "poisson", "gamma", "burst", "trace"]
 HOST_PORT = re.compile(HOST + PORT)
 OPENAI_URL = re.compile(rf"https?://{HOST}({PORT})?(/[^\s?#@]*)?")
 Api = Literal["completions", "chat"]
-DEFAULT_MODEL = "ensemble"
+DEFAULT_MODEL, SEEING_MODEL = OWN_MODELS = ("ensemble", "tensorrt_llm_bls")
+"""Our repository's models; the second takes pictures, as an ensemble cannot skip its encoder for requests without."""
 OPEN_RATE = ("constant", "poisson", "gamma")
 """Arrivals that need a rate."""
 DEFAULT_CONCURRENCY = (1, 8, 32)
@@ -382,6 +383,9 @@ class BenchmarkSettings(Group):
         for key in ("metrics_url", "precision", "tp_size", "api"):
             if self.url is None and getattr(self, key) is not None:
                 raise ValueError(f"has {key}={getattr(self, key)} without url: it is for a server that already runs")
+        if self.url is None and self.model_name not in OWN_MODELS:
+            own = " and ".join(OWN_MODELS)
+            raise ValueError(f"has model_name='{self.model_name}' without url: this configuration's server has {own}")
         if self.url is not None and not HOST_PORT.fullmatch(self.url) and not OPENAI_URL.fullmatch(self.url):
             url = masked(re.sub("^.*@", "***@", self.url))
             forms = "host:port of a server's gRPC, e.g. localhost:8001, or an OpenAI endpoint, http://host:8000/v1"

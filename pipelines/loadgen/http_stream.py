@@ -143,7 +143,8 @@ class _Protocol(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._rest = self._data = b""
         """A line that has not ended, and the lines of an event that are no JSON yet."""
-        self._events = False
+        self._events = self._cut = False
+        """Whether the answer is events, and whether the last bytes ended with CR, of which LF would be the rest."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -173,7 +174,7 @@ class _Protocol(asyncio.Protocol):
         self.transport = None
 
     def on_message_begin(self) -> None:
-        self._rest = self._data = b""
+        self._rest, self._data, self._cut = b"", b"", False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         assert self.reply is not None
@@ -190,10 +191,7 @@ class _Protocol(asyncio.Protocol):
         if not self._events:
             reply.body += body
             return
-        if b"\r" in body:
-            body = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        *lines, self._rest = (self._rest + body).split(b"\n") if self._rest else body.split(b"\n")
-        for line in lines:
+        for line in self._lines(body):
             if not line:
                 self._end_event()
             if not line.startswith(b"data:"):
@@ -208,6 +206,16 @@ class _Protocol(asyncio.Protocol):
                 self._data += data
                 if self._take(self._data, whole=False):
                     self._data = b""
+
+    def _lines(self, body: bytes) -> list[bytes]:
+        """Return the lines that are whole; they end with LF, CR or both."""
+        if self._cut:
+            body = body.removeprefix(b"\n")
+        self._cut = body.endswith(b"\r")
+        if b"\r" in body:
+            body = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *lines, self._rest = (self._rest + body).split(b"\n") if self._rest else body.split(b"\n")
+        return lines
 
     def _end_event(self) -> None:
         if self._data:

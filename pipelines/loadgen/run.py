@@ -32,6 +32,7 @@ from pipelines.loadgen.config import (
     AUTO_REQUESTS,
     AUTO_SECONDS,
     DEFAULT_MODEL,
+    SEEING_MODEL,
     BenchmarkSettings,
     WorkloadSettings,
     load_faults,
@@ -54,8 +55,6 @@ UNKNOWN: Mapping[str, Any] = {"engine": "unknown", "tp_size": 1, "world_size": 1
 """Labels of a server of which nothing is said."""
 _HITS = 0.01
 """Share of input tokens from the KV cache above which a load without planned reuse is marked."""
-SEEING_MODEL = "tensorrt_llm_bls"
-"""Triton's model that takes pictures: an ensemble cannot skip its encoder for requests without them."""
 _TOGETHER = 1.01
 """Tokens per response above which that is said."""
 LIBRARIES = ("tritonclient", "grpcio", "uvloop", "tokenizers")

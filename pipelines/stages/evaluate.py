@@ -358,8 +358,12 @@ def _questions_of(settings: EvalSettings) -> dict[str, Any]:
     own = {role: getattr(settings, f"{role}_column") for role in roles} | {"answers": settings.answers}
     metric = {} if settings.metric is None else {"metric": settings.metric}
     guided = {"guided": "compact"} if settings.guided else {}  # how the guide spaces JSON changes answers
-    # with all special tokens that the folder names, as in the service; `<think>` is no part of an answer
-    chat = {"apply_chat_template": "folder", "reasoning": "left out", "fewshot_as_multiturn": settings.multiturn}
+    # with all special tokens that the folder names, as in the service; `<think>` and `[THINK]` are no part of an answer
+    chat = {
+        "apply_chat_template": "folder",
+        "reasoning": "left out, [THINK] too",
+        "fewshot_as_multiturn": settings.multiturn,
+    }
     system = {} if settings.system_instruction is None else {"system_instruction": settings.system_instruction}
     return {
         **settings.model_dump(include={"task", "num_fewshot", "limit"}),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -37,6 +37,7 @@ from pipelines.serving.openai.scoring import PromptScorer, Scoring, choice
 from pipelines.serving.openai.tools import ToolForm
 
 READ_HERE_BYTES = 16_384  # reading so much takes a few milliseconds; more is read by a process of its own
+GUIDE = "guided_decoding_guide="
 RENDERING = ("chat", "responses", "tokenize")
 """Ways that may render a chat template."""
 Result = TypeVar("Result")
@@ -113,9 +114,10 @@ def _add_openai(
         clock = partial(AnswerClock, app.state.metrics, started)
         sampling, choices = prepared.sampling, _choices(prepared, served, clock)
         form = ResponseForm(prepared.responding) if prepared.responding else _form(way == "chat", prepared, served)
-        if sampling.stream:
-            return await _streamed(request, form.events(choices, backend, sampling, deadline))
-        await _unless_client_leaves(request, _in_time(deadline, collect_all(choices, backend, sampling)))
+        with _guide_named(prepared):
+            if sampling.stream:
+                return await _streamed(request, form.events(choices, backend, sampling, deadline))
+            await _unless_client_leaves(request, _in_time(deadline, collect_all(choices, backend, sampling)))
         return JSONResponse(form.whole(choices, sampling))
 
     @app.post("/v1/completions")
@@ -266,6 +268,19 @@ async def _streamed(request: Request, stream: AsyncIterator[str]) -> Response:
     return StreamingResponse(body(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
+@contextmanager
+def _guide_named(prepared: Prepared) -> Iterator[None]:
+    """Name the parameter that asked for a guide where the engine refuses it."""
+    try:
+        yield
+    except ApiError as error:
+        if not error.message.startswith(GUIDE):
+            raise
+        name = "tools" if prepared.forced else next(iter(prepared.sampling.guides))
+        named = ApiError(error.status, error.message.replace(GUIDE, f"'{name}' = ", 1), param=name)
+        raise (in_its_words(named) if prepared.responding else named) from None
+
+
 def _form(chat: bool, prepared: Prepared, served: ServedModel) -> Form:
     sampling = prepared.sampling
     completion = sampling if isinstance(sampling, CompletionRequest) else None
@@ -315,7 +330,8 @@ def _reader(prepared: Prepared, served: ServedModel, *, skip: bool) -> Callable[
     if served.channels is None or prepared.sampling.guide is not None:  # which leaves no room for reasoning
         return None
     calls = prepared.tools is ToolForm.HERMES
-    return lambda prompt, skip: ThinkReader(served.tokenizer, prompt=prompt.text, calls=calls, skip_special=skip)
+    marks = served.channels.value
+    return lambda prompt, skip: ThinkReader(served.tokenizer, marks, prompt=prompt.text, calls=calls, skip_special=skip)
 
 
 def _check_type(request: Request) -> None:

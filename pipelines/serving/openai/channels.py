@@ -6,7 +6,8 @@ ends with `<|return|>`, or with `<|call|>` if it calls a tool. Messages are told
 only looks like a mark is none.
 
 Thinking (Qwen3, QwQ, DeepSeek R1 and others): `<think>REASONING</think>TEXT`, of which the prompt may have the
-beginning: `<think>`, or `<think></think>` where the client wants no reasoning.
+beginning: `<think>`, or `<think></think>` where the client wants no reasoning. Newer Mistrals (Magistral) write
+`[THINK]REASONING[/THINK]TEXT`.
 
 Sources: docs/format.md of github.com/openai/harmony; the chat templates of these models. Several messages of a kind are
 joined by a new line, as vLLM does.
@@ -26,14 +27,14 @@ START, MESSAGE = "<|start|>", "<|message|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
 MARKS = (START, HARMONY_CHANNEL, MESSAGE, "<|constrain|>", *ENDS)
 FUNCTION = re.compile(r"\bto=functions\.(\S+)")
-THINK, THINK_END = "<think>", "</think>"
 
 
 class Channels(Enum):
-    """How a model writes them."""
+    """How a model writes them; the marks around its reasoning, where it has one place."""
 
-    HARMONY = "harmony"
-    THINK = "think"
+    HARMONY = None
+    THINK = ("<think>", "</think>")
+    MISTRAL = ("[THINK]", "[/THINK]")
 
 
 def channels_of(template: str, token: Callable[[str], int | None]) -> Channels | None:
@@ -45,8 +46,10 @@ def channels_of(template: str, token: Callable[[str], int | None]) -> Channels |
     """
     if HARMONY_CHANNEL in template and all(token(mark) is not None for mark in MARKS):
         return Channels.HARMONY
-    thinks = THINK in template or THINK_END in template or token(THINK_END) is not None
-    return Channels.THINK if thinks else None
+    for channels in (Channels.THINK, Channels.MISTRAL):
+        if any(mark in template for mark in channels.value) or token(channels.value[1]) is not None:
+            return channels
+    return None
 
 
 class ChannelReader:
@@ -85,13 +88,16 @@ class ChannelReader:
 class ThinkReader(ChannelReader):
     """Reads `<think>REASONING</think>TEXT`; a tag may be one token or several. There is one reasoning, at the start."""
 
-    def __init__(self, tokenizer: ServedTokenizer, *, prompt: str, calls: bool, skip_special: bool) -> None:
+    def __init__(
+        self, tokenizer: ServedTokenizer, marks: tuple[str, str], *, prompt: str, calls: bool, skip_special: bool
+    ) -> None:
         """Begin after the text of a prompt; with `calls`, one in Hermes' form also ends the reasoning."""
         super().__init__()
+        self._start, self._end = marks
         self._text = TextStream(tokenizer, skip_special=skip_special)
-        self._tags = {tokenizer.token(tag): tag for tag in (THINK, THINK_END)}
-        self._ends = (THINK_END, TOOL_CALL) if calls else (THINK_END,)
-        self._opened, self._ended = prompt.rstrip().endswith(THINK), prompt.rstrip().endswith(THINK_END)
+        self._tags = {tokenizer.token(tag): tag for tag in marks}
+        self._ends = (self._end, TOOL_CALL) if calls else (self._end,)
+        self._opened, self._ended = (prompt.rstrip().endswith(mark) for mark in marks)
         self._begun, self._held = False, ""
 
     def push(self, token: int) -> str | None:
@@ -116,11 +122,11 @@ class ThinkReader(ChannelReader):
         """Return the text for the user of what is held; keep what may become a tag."""
         if not self._begun:
             start = self._held.lstrip()
-            if THINK.startswith(start) and start != THINK:
+            if self._start.startswith(start) and start != self._start:
                 return None if self._opened else ""
             self._begun = True
-            if start.startswith(THINK):  # also behind a prompt that ends with it
-                self._opened, self._held = True, start.removeprefix(THINK)
+            if start.startswith(self._start):  # also behind a prompt that ends with it
+                self._opened, self._held = True, start.removeprefix(self._start)
             self._ended = not self._opened
         text, self._held = self._held, ""
         if self._ended:
@@ -131,7 +137,7 @@ class ThinkReader(ChannelReader):
             place = len(text) - max(overlap(text, end) for end in self._ends)
             self._held = text[place:]
         self._reasoning += text[:place]
-        return text[place:].removeprefix(THINK_END) or None if end else None
+        return text[place:].removeprefix(self._end) or None if end else None
 
 
 class HarmonyReader(ChannelReader):

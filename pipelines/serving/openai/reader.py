@@ -56,9 +56,9 @@ class Reader:
     def close(self) -> None:
         """End the process, for good."""
         self._closed = True
-        self._pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():
             process.kill()
+        self._pool.shutdown(cancel_futures=True)  # a pool that ends beside Python may be woken after it has closed
 
     async def read(self, way: str, body: bytes) -> Request:
         """Read and check one request; see `prepare.read_request`.

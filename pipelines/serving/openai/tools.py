@@ -131,7 +131,8 @@ class ToolFilter:
             names = self._forced if len(self._forced) == 1 else begun.groups() if begun else ()
             held, found = "", [(name, "") for name in names]
         calls = tuple(ToolCall(index, *call) for index, call in enumerate(found[: 1 if self._one else None]))
-        return ("", calls) if calls else (held, ())
+        behind = HERMES_CALL.sub("", held) if self._form is ToolForm.HERMES else ""
+        return (behind if behind.strip() else "", calls) if calls else (held, ())
 
     def _all(self) -> str:
         held, self._held = self._held, ""

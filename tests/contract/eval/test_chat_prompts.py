@@ -141,6 +141,16 @@ def test_written_answers_end_with_a_turn(model: Path) -> None:
     assert session.limits.stop_token_ids == {1, 7}
 
 
+def test_reasoning_that_special_tokens_mark_is_no_part_of_an_answer(model: Path) -> None:
+    """Magistral's, which are left out of the text."""
+    vocabulary = Tokenizer.from_file(str(model / "tokenizer.json"))
+    vocabulary.add_special_tokens(["[THINK]", "[/THINK]"])
+    vocabulary.save(str(model / "tokenizer.json"))
+    written = vocabulary.encode("[THINK]no\nno[/THINK]\nyes\nno", add_special_tokens=False).ids
+    _, result = asked(model, "mini_answers", written, apply_chat_template=True)
+    assert {record.choice for record in result.records} == {"yes"}
+
+
 @pytest.mark.parametrize("thinks", [True, False])
 def test_reasoning_is_no_part_of_an_answer(model: Path, thinks: bool) -> None:
     """As with lm-eval's `think_end_token`; stop strings (here a new line) end what follows it."""

@@ -16,7 +16,7 @@ import trustme
 
 from pipelines.domain.errors import UserError
 from pipelines.loadgen.health import MachineLoad
-from pipelines.loadgen.http_stream import HttpRequest, transport
+from pipelines.loadgen.http_stream import HttpReply, HttpRequest, _Protocol, transport
 from pipelines.loadgen.openai_endpoint import OpenAiEndpoint
 from pipelines.loadgen.request_stream import Row
 from pipelines.loadgen.run import benchmark_table
@@ -351,6 +351,18 @@ def test_answers_of_other_servers_are_read(raw: bytes) -> None:
     """Letter case, no [DONE], `"error": null`, a byte order mark, HTTP/1.0, a huge header, lines: two tokens by 9."""
     row, words, _ = asked(raw)
     assert (row[-1], words, row[5], row[6], len(row[7])) == (None, "", 9, 2, 2)
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_an_event_of_several_lines_may_arrive_in_any_pieces(size: int) -> None:
+    """A piece may end between CR and LF, which are one line's end and not two."""
+    protocol = _Protocol()
+    protocol.connection_made(asyncio.Transport())
+    protocol.reply = reply = HttpReply(asyncio.new_event_loop().create_future())
+    raw = http(split(A, B, USED).replace(b"\n", b"\r\n") + b"data: [DONE]\r\n\r\n", "text/event-stream")
+    for at in range(0, len(raw), size):
+        protocol.data_received(raw[at : at + size])
+    assert (reply.error(), len(reply.stamps), reply.usage) == (None, 2, USED["usage"])
 
 
 def test_an_answer_without_counts_and_done_ends_with_its_finish_reason() -> None:

@@ -25,13 +25,15 @@ TestClient = pytest.importorskip("starlette.testclient").TestClient
 from pipelines.serving.openai.app import make_app  # noqa: E402 - after the skips
 from pipelines.serving.openai.backend import Backend  # noqa: E402
 from pipelines.serving.openai.bodies import Limits  # noqa: E402
-from pipelines.serving.openai.channels import MARKS, THINK, THINK_END  # noqa: E402
+from pipelines.serving.openai.channels import MARKS, Channels  # noqa: E402
+from pipelines.serving.openai.errors import ApiError  # noqa: E402
 from pipelines.serving.openai.generation import TokenPart  # noqa: E402
 from pipelines.serving.openai.prepare import served  # noqa: E402
 from pipelines.serving.repository import read_repository  # noqa: E402
 from tests.contract.serving.echo_repository import write_served_echo  # noqa: E402
 
 BUNDLED = Path(__file__).parents[3] / "pipelines/bundled/models/tiny_llama/tokenizer.json"
+THINK, THINK_END = Channels.THINK.value
 TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endfor %}"
     "{% if tools %}{{ tools }}{% endif %}<|start|>assistant{# <|channel|>final #}"
@@ -48,6 +50,8 @@ QWEN = (
 )
 """Like Qwen3's; with `opened`, like DeepSeek R1's."""
 OPENED, NOT_AT_ALL = {"opened": True}, {"enable_thinking": False}
+GUIDED = {"guided_decoding_backend": "llguidance"}
+REPOSITORY = {"label": "echo", "limits": {"max_seq_len": 512}, "settings": GUIDED}
 SECTION, REST = "This is a reasoning section", "This is the rest"
 HERMES = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
@@ -57,10 +61,13 @@ class ScriptedBackend(Backend):
     """Answers every request with the same tokens, one at a time."""
 
     tokens: tuple[int, ...] = ()
+    refusal = ""
     inputs: Mapping[str, Any] = MappingProxyType({})
 
     async def generate(self, inputs: Any) -> AsyncIterator[TokenPart]:
         self.inputs = {each.name: list(each.values) for each in inputs}
+        if self.refusal:
+            raise ApiError(400, self.refusal)
         asked = "return_log_probs" in self.inputs
         for token in self.tokens:
             yield TokenPart((token,), (-0.5,) if asked else None, best=(((token, -0.5),),) if asked else None)
@@ -110,7 +117,7 @@ class Stand:
 @contextmanager
 def serving(folder: Path, template: str, special: Sequence[str] = (), added: Sequence[str] = ()) -> Iterator[Stand]:
     repository = write_served_echo(folder)
-    (repository / "repository.json").write_text(json.dumps({"label": "echo", "limits": {"max_seq_len": 512}}))
+    (repository / "repository.json").write_text(json.dumps(REPOSITORY))
     folder = repository / "preprocessing" / "1" / "tokenizer"
     tokenizer = Tokenizer.from_file(str(BUNDLED))
     tokenizer.add_special_tokens(list(special))
@@ -310,3 +317,46 @@ def test_a_client_may_see_the_tags(qwen: Stand) -> None:
     answer = f"<think>{SECTION}</think>{REST}"
     (choice,) = qwen.chat(answer, extra_body={"skip_special_tokens": False}).choices
     assert (choice.message.content, hasattr(choice.message, "reasoning_content")) == (answer, False)
+
+
+MAGISTRAL = (
+    "{% for message in messages %}[INST]{{ message.content }}[/INST]{% endfor %}"
+    "{% if tools %}[AVAILABLE_TOOLS]{{ tools }}{# [TOOL_CALLS] #}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def magistral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    """All its marks are special tokens, and its template need not have them."""
+    marks = (*Channels.MISTRAL.value, "[TOOL_CALLS]", "[ARGS]")
+    with serving(tmp_path_factory.mktemp("magistral"), MAGISTRAL, marks) as stand:
+        yield stand
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_magistrals_marks_are_others(magistral: Stand, stream: bool) -> None:
+    assert magistral.both(f"[THINK]{SECTION}[/THINK]{REST}", stream=stream) == (REST, SECTION)
+    found = magistral.chat(f'[THINK]{SECTION}[/THINK][TOOL_CALLS]get_weather[ARGS]{{"city": "Ulm"}}', tools=TOOLS)
+    message = found.choices[0].message
+    assert (message.content or "", message.reasoning_content) == ("", SECTION)
+    assert [call.function.arguments for call in message.tool_calls] == ['{"city": "Ulm"}']
+
+
+def test_a_guide_that_the_engine_refuses_has_its_name_in_the_request(stand: Stand) -> None:
+    stand.backend.refusal = "guided_decoding_guide='{}' is not a valid json_schema: Invalid type: objekt"
+    schema = {"name": "x", "schema": {"type": "objekt"}}
+    chat = {"response_format": {"type": "json_schema", "json_schema": schema}}
+    ways: list[tuple[str, Any, Any]] = [
+        ("response_format", stand.chat, chat),
+        ("response_format", stand.chat, chat | {"stream": True}),
+        ("structured_outputs", stand.chat, {"extra_body": {"structured_outputs": {"regex": "["}}}),
+        ("tools", stand.chat, {"tools": TOOLS, "tool_choice": "required"}),
+        ("text.format", stand.respond, {"text": {"format": {"type": "json_schema", **schema}}}),
+    ]
+    try:
+        for param, ask, given in ways:
+            with pytest.raises(openai.BadRequestError, match=f"'{param}' = '{{}}' is not a valid json_schema") as error:
+                ask("", **given)
+            assert error.value.param == param
+    finally:
+        stand.backend.refusal = ""

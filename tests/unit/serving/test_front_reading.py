@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -237,6 +238,17 @@ def test_a_reader_closed_while_it_reads_starts_no_process_again() -> None:
         assert multiprocessing.active_children() == []
 
     asyncio.run(check())
+
+
+def test_a_closed_reader_leaves_no_thread_that_python_wakes_at_its_end() -> None:
+    async def closed() -> None:
+        one = Reader(loaded, Limits())
+        one.open()
+        one.close()
+
+    before = set(threading.enumerate())
+    asyncio.run(closed())
+    assert set(threading.enumerate()) <= before
 
 
 def test_bodies_whose_clients_have_left_do_not_keep_others_waiting() -> None:

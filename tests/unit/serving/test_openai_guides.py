@@ -120,6 +120,15 @@ def test_one_call_at_most() -> None:
     assert [each.name for each in found.rest(cut=False)[1]] == ["a"]
 
 
+@pytest.mark.parametrize("size", [1, 1000])
+def test_text_behind_a_call_is_shown(size: int) -> None:
+    text = f"Let me see. <tool_call>{call('a', '{}')}</tool_call>\n<tool_call>{call('b', '{}')}</tool_call>\nWait."
+    held = ToolFilter(ToolForm.HERMES)
+    shown = "".join(held.push(text[at : at + size]) for at in range(0, len(text), size))
+    rest, calls = held.rest(cut=False)
+    assert (shown + rest, [each.name for each in calls]) == ("Let me see. \n\nWait.", ["a", "b"])
+
+
 def test_structured_outputs_are_guides_or_refused_by_name() -> None:
     for given, guide in (
         ({"json": {"type": "integer"}}, ("json_schema", '{"type": "integer"}')),
