@@ -285,6 +285,7 @@ class ClientReport:
         nice: its scheduling priority; -10 if the system let it run ahead of a server on the same CPUs.
         off: answers whose input tokens the server counts otherwise than the tokenizer.
         unsent: turns of sessions that were not sent, because the one before failed.
+        short: answers with fewer output tokens than asked for, by the server's count.
     """
 
     rows: PackedRows
@@ -297,3 +298,4 @@ class ClientReport:
     cached_tokens: int | None = None
     off: int = 0
     unsent: int = 0
+    short: int = 0

@@ -469,6 +469,12 @@ def _counting_notes(bench: BenchmarkContext, outcome: LevelOutcome) -> list[str]
     without = fine & (outcome.requests.first_token != outcome.requests.first_token)  # NaN
     if silent := int(without.sum()) if bench.settings.streaming else 0:
         notes.append(f"{silent:,} of {done:,} answers had no text, so they have no TTFT.")
+    short = sum(report.short for report in outcome.reports) if bench.interface.counted_by[1] == "server" else 0
+    if bench.workload.ignore_eos and bench.interface.stop_input and short:
+        notes.append(
+            f"{short:,} of {done:,} answers are shorter than asked for, though the server takes "
+            f"{bench.interface.stop_input}: output lengths vary."
+        )
     if bench.workload.ignore_eos and not bench.interface.stop_input:
         notes.append("The model has no input that prevents it from stopping early, so output lengths vary.")
     if not done:

@@ -18,6 +18,7 @@ from typing import Any
 
 from pipelines.checkpoint.tokenizer import opened
 from pipelines.loadgen import request_stream
+from pipelines.loadgen.plan import PlannedRequest
 from pipelines.loadgen.request_stream import WIDTH, ClientJob, ClientReport, PackedRows, RequestStream, Row
 
 # Wait for an exact moment inside an event loop.
@@ -108,7 +109,7 @@ class _Worker:
         self._rows = PackedRows()
         self._texts: list[tuple[int, str]] = []
         self._messages: dict[str, str] = {}
-        self._off = 0
+        self._off = self._short = 0
         self._aborted = asyncio.Event()
 
     async def serve(self) -> None:
@@ -139,7 +140,8 @@ class _Worker:
             self._inbox.put_nowait(message)
 
     async def _run(self, job: ClientJob) -> ClientReport:
-        self._rows, self._messages, self._streams, self._texts, self._off = PackedRows(), {}, [], [], 0
+        self._rows, self._messages, self._streams, self._texts = PackedRows(), {}, [], []
+        self._off = self._short = 0
         self._aborted.clear()
         self._tokenizer_dir = job.tokenizer_dir
         async with job.interface.transport(job.url) as self._connect:
@@ -171,7 +173,7 @@ class _Worker:
         cached = sum(stated) if stated else None
         share, cpu_number, nice = max(share, 0.0), _cpu_number(), os.nice(0)
         report = self._rows, self._messages, lag, share, cpu_number, load.distinct, nice, cached, self._off
-        return ClientReport(*report, unsent=load.unsent)
+        return ClientReport(*report, unsent=load.unsent, short=self._short)
 
     def _count_texts(self) -> None:
         """Count the output tokens of answers that the server did not count, now that nothing is timed."""
@@ -200,18 +202,18 @@ class _Worker:
         return self._aborted.is_set() or (stop != 0 and now() >= stop)
 
     async def ask(
-        self, job: ClientJob, stream: RequestStream, request: Any, place: int, due: int | None, isl: int
+        self, job: ClientJob, stream: RequestStream, request: Any, place: int, due: int | None, planned: PlannedRequest
     ) -> Row:
         """Send one of a job's requests, count it, and keep its record."""
         index = job.first_index + place * job.step
         request.id = str(job.id_base + index + 1)
         self._cells[self._base + request_stream.SENT] += 1
-        row = await stream.ask(request, index, due, job.timeout_ns, job.streaming, isl)
-        self.keep(row, stream, isl)
+        row = await stream.ask(request, index, due, job.timeout_ns, job.streaming, planned.isl)
+        self.keep(row, stream, planned)
         return row
 
-    def keep(self, row: Row, stream: RequestStream, isl: int) -> None:
-        """Keep the record of a request, which was planned with so many input tokens, and count it for the live view."""
+    def keep(self, row: Row, stream: RequestStream, planned: PlannedRequest) -> None:
+        """Keep the record of a planned request, and count it for the live view."""
         if (text := stream.take_text()) is not None and row[-1] is None:
             self._texts.append((len(self._rows), text))
         self._rows.append(row)
@@ -222,7 +224,8 @@ class _Worker:
             cells[base + request_stream.CONNECTION] += error == "connection"
             self._messages.setdefault(error, stream.error_text)
             return
-        self._off += counted != isl
+        self._off += counted != planned.isl
+        self._short += osl < planned.osl
         cells[base + request_stream.OK] += 1
         cells[base + request_stream.LAST_OK] = end
         if first is not None:
@@ -240,7 +243,7 @@ class _Closed:
 
     def __init__(self, worker: _Worker, job: ClientJob) -> None:
         self._worker, self._job = worker, job
-        self._pool = [[(build(job, ask), ask.isl) for ask in conversation] for conversation in job.pool]
+        self._pool = [[(build(job, ask), ask) for ask in conversation] for conversation in job.pool]
         self._given, self._sent, self._repeats = 0, 0, False
         self._users = [worker.stream() for _ in range(job.users)]
 
@@ -255,7 +258,7 @@ class _Closed:
         turns = self._conversations()
         await asyncio.gather(*(self._user(stream, turns, start) for stream in self._users))
 
-    def _conversations(self) -> Iterator[tuple[int, list[tuple[Any, int]]]]:
+    def _conversations(self) -> Iterator[tuple[int, list[tuple[Any, PlannedRequest]]]]:
         """Yield the pool's conversations, and from its second round on with another word each."""
         job = self._job
         for taken in count(1):
@@ -265,19 +268,19 @@ class _Closed:
             else:
                 again = [request.renewed(job.words, times) for request in job.pool[place]]
                 self._repeats = self._repeats or again[0] is job.pool[place][0]
-                yield taken, [(build(job, request), request.isl) for request in again]
+                yield taken, [(build(job, request), request) for request in again]
 
     async def _user(
-        self, stream: RequestStream, conversations: Iterator[tuple[int, list[tuple[Any, int]]]], start: int
+        self, stream: RequestStream, conversations: Iterator[tuple[int, list[tuple[Any, PlannedRequest]]]], start: int
     ) -> None:
         await Pacer(1e9).until(start)
         for taken, conversation in conversations:
-            for request, isl in conversation:
+            for request, planned in conversation:
                 if self._worker.stopped() or self._sent == self._job.limit:
                     return
                 self._given = max(self._given, taken)
                 place, self._sent = self._sent, self._sent + 1
-                row = await self._worker.ask(self._job, stream, request, place, None, isl)
+                row = await self._worker.ask(self._job, stream, request, place, None, planned)
                 if row[-1] is not None:
                     await asyncio.sleep(_RETRY_S)
                 if self._job.think_ns:
@@ -293,7 +296,7 @@ class _Open:
         self._worker, self._job = worker, job
         self._pacer = Pacer(job.mean_gap_ns)
         self._schedule = [
-            [(offset, build(job, ask), ask.isl) for offset, ask in ((due, first), *first.then)]
+            [(offset, build(job, ask), ask) for offset, ask in ((due, first), *first.then)]
             for due, first in job.schedule
         ]
         self._free: list[RequestStream] = []
@@ -321,7 +324,7 @@ class _Open:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _session(self, turns: list[tuple[int, Any, int]], place: int, due: int) -> None:
+    async def _session(self, turns: list[tuple[int, Any, PlannedRequest]], place: int, due: int) -> None:
         """Send one request when it is due, and each later turn a delay after the end of the answer before."""
         row = await self._ask(turns[0], place, due)
         for number, turn in enumerate(turns[1:], 1):
@@ -334,10 +337,10 @@ class _Open:
                 return
             row = await self._ask(turn, place + number, due)
 
-    async def _ask(self, turn: tuple[int, Any, int], place: int, due: int) -> Row:
-        _, request, isl = turn
+    async def _ask(self, turn: tuple[int, Any, PlannedRequest], place: int, due: int) -> Row:
+        _, request, planned = turn
         stream = self._free.pop() if self._free else self._worker.stream()
-        row = await self._worker.ask(self._job, stream, request, place, due, isl)
+        row = await self._worker.ask(self._job, stream, request, place, due, planned)
         self._free.append(stream)
         return row
 

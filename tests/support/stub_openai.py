@@ -34,6 +34,7 @@ class StubOpenAi:
         cached: input tokens of a request that it says to have found in its cache.
         silent: whether its tokens are without text.
         hidden: so many tokens at the end are without text, and only the end of the answer is an event again.
+        most: output tokens that an answer has at most, whatever is asked for.
         refuses: names of parameters that it does not know.
         key: API key that it wants.
         fault: after `faults_after` requests of a load, what goes wrong instead: "early", "busy", "gone", "mute",
@@ -57,6 +58,7 @@ class StubOpenAi:
     cached: int = 0
     silent: bool = False
     hidden: int = 0
+    most: int = 2**31
     refuses: tuple[str, ...] = ()
     key: str = ""
     fault: str = ""
@@ -111,7 +113,7 @@ class StubOpenAi:
 
     async def _write(self, body: dict[str, Any], writer: asyncio.StreamWriter, fault: str) -> None:
         texts = [body["prompt"]] if "prompt" in body else [each["content"] for each in body["messages"]]
-        count = body["max_tokens"]
+        count = min(body["max_tokens"], self.most)
         isl = sum(len(TOKENIZER.encode(text, add_special_tokens=False).ids) for text in texts)
         isl += self.overhead + self.per_message * (len(texts) - 1) + self.per_word * texts[0].count(" ")
         usage: dict[str, Any] = {"prompt_tokens": isl, "completion_tokens": count}

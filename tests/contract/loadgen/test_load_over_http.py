@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import ssl
 from datetime import datetime
@@ -121,6 +122,14 @@ def test_a_strict_server_gets_only_parameters_that_it_knows(
         result = measure(url, tmp_path, concurrency=2)
     assert not result.levels[0].summary.errors
     assert ("forbids" in result.protocol["osl"]) == (endless is not None)
+
+
+def test_a_server_that_takes_parameters_and_does_not_keep_to_them_is_named(tmp_path: Path) -> None:
+    """As those of TGI and Ollama, which take every name."""
+    level = once(StubOpenAi(most=6), tmp_path, {"osl": 8})
+    words = r"(\S+) of \1 answers are shorter than asked for, though the server takes ignore_eos, min_tokens"
+    assert any(re.match(words, note) for note in level.notes), level.notes
+    assert not any("shorter" in note for note in once(StubOpenAi(), tmp_path / "kept", {"osl": 8}).notes)
 
 
 @pytest.mark.parametrize(
