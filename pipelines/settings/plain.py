@@ -1,8 +1,9 @@
 """Compose plain overrides by Hydra's rules, without Hydra, which takes much longer to load than to do this.
 
-Plain are `group=choice`, `group@place=choice`, and `key=value` where the value is a number, a word, true, false, null,
-or a list or mapping of these. All else, mistakes included, is left to Hydra: nothing is refused or explained here, and
-no text means something that it does not mean to Hydra. Nothing is kept: each call reads the files of conf/.
+Plain are `group=choice`, `group@place=choice`, and `key=value` where the value is a number, a word, a text in quotes,
+true, false, null, or a list or mapping of these. All else, mistakes included, is left to Hydra: nothing is refused or
+explained here, and no text means something that it does not mean to Hydra. Nothing is kept: each call reads the files
+of conf/.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ OVERRIDE = re.compile(rf"({KEY}(?:@{KEY})?)=(.+)")
 INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)")
 WORD = re.compile(r"[A-Za-z_/][A-Za-z0-9_./:-]*")
+QUOTED = re.compile(r"""(['"])[^'"\\$]*\1""")
 NOT_TEXT = ("true", "false", "null", "nan", "inf")
 """Words that are no text to Hydra, in any spelling."""
 CONSTANTS = {"true": True, "false": False, "null": None}
@@ -101,8 +103,8 @@ def parse(overrides: Sequence[str]) -> tuple[dict[str, str], list[tuple[str, Any
         key, value = match[1], _value(match[2])
         if not (CONF / key.partition("@")[0]).is_dir():
             values.append((key, value))
-        elif not isinstance(value, str):
-            raise NotPlainError
+        elif value != match[2]:
+            raise NotPlainError  # no word
         else:
             chosen[key] = value
     return chosen, values
@@ -156,6 +158,8 @@ def _scalar(text: str) -> Any:
         return CONSTANTS[text]
     if WORD.fullmatch(text) and text.lower() not in NOT_TEXT:
         return text
+    if QUOTED.fullmatch(text):
+        return text[1:-1]
     raise NotPlainError
 
 

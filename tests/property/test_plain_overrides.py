@@ -41,9 +41,12 @@ SCALARS = [
     "fp8", "a-b", "-x", "host:8001", "/a/b.c", "a.b/c", "~/x", "org/name", "a@b", "a*", "100%", "???", "'a b'", '"1"',
     "'null'", "\\,", "a b", " a", "a ", "", "${quant.qformat}", "x${build.tp_size}", "${oc.env:HOME}", "int(3)",
     "${paths.store}/y", "glob(*)", "é", "yes", "on", "2020-01-01", "12:30", "a:", ":a", "a=b", "#a", "a#b", "None",
-    "infinity", "nano",
+    "infinity", "nano", "'a,b'", '"[a: b"',
 ]  # fmt: skip
-PLAIN_SCALARS = ["0", "-1", "64", "1.5", "1e-3", "true", "false", "null", "fp8", "a-b", "host:8001", "/a/b.c", "nano"]
+PLAIN_SCALARS = [
+    "0", "-1", "64", "1.5", "1e-3", "true", "false", "null", "fp8", "a-b", "host:8001", "/a/b.c", "nano", "'~/a b'",
+    '"1"', "''", '"null"',
+]  # fmt: skip
 SCALAR = st.sampled_from(SCALARS) | st.text("aefinulNT01.:-+_/e", min_size=1, max_size=5)
 VALUE = st.one_of(
     SCALAR,
