@@ -126,8 +126,12 @@ class Workshop:
 
     def logits(self, checkpoint: Path, kind: str, **options: Any) -> np.ndarray:
         """Logits [8, 128, V] of the engine for `batch`."""
-        with self.open(checkpoint, **options) as session:
-            return np.stack([scored_logits(session, row.tolist()) for row in self.batch(kind)])
+
+        def make() -> np.ndarray:
+            with self.open(checkpoint, **options) as session:
+                return np.stack([scored_logits(session, row.tolist()) for row in self.batch(kind)])
+
+        return self.once(("logits", checkpoint, kind, *sorted(options.items())), make)
 
     def plain(self, kind: str, dtype: Any = None) -> Any:
         """Return the bundled model in Transformers."""
@@ -162,6 +166,13 @@ def torch_logits(model: Any, batch: np.ndarray) -> np.ndarray:
     """Logits [B, T, V] of a torch model."""
     with torch.no_grad():
         return model(torch.from_numpy(batch)).logits.float().numpy()
+
+
+def likeliest(model: Any, prompt: list[int], answer: list[int]) -> list[int]:
+    """The likeliest token after each beginning of prompt and answer: the answer itself, if and only if it is greedy."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+    return logits.argmax(-1).tolist()
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:

@@ -18,7 +18,7 @@ from pipelines.engines.openvino.memory import rounds_activations
 from pipelines.engines.openvino.runtime import USUAL_GROUP, EngineFolder, OpenVinoOptions
 from pipelines.engines.port import SamplingParams
 from pipelines.host.machine import native_bf16
-from tests.contract.engines.conftest import Workshop, as_exported, relative_error, same_top, torch_logits
+from tests.contract.engines.conftest import Workshop, as_exported, likeliest, relative_error, same_top, torch_logits
 from tests.support.specs import mix_spec
 
 torch = pytest.importorskip("torch")
@@ -98,10 +98,8 @@ def test_greedy_text_is_transformers(kind: str, workshop: Workshop) -> None:
     with workshop.open(workshop.float32_checkpoint(kind)) as session:
         found = session.generate(prompts, SamplingParams(64), SilentProgress())
     for prompt, generation in zip(prompts, found, strict=True):
-        ids = torch.tensor([prompt])
-        with torch.no_grad():
-            whole = model.generate(ids, max_new_tokens=64, min_new_tokens=64, do_sample=False, pad_token_id=0)
-        assert generation.token_ids == whole[0, len(prompt) :].tolist()
+        assert len(generation.token_ids) == 64
+        assert generation.token_ids == likeliest(model, prompt, generation.token_ids)
         assert generation.finish_reason == "length"
 
 
