@@ -44,7 +44,7 @@ def export(model: Path, out: Path, qformat: QFormat, texts, kv_cache: KvFormat =
     )
 
 
-@pytest.mark.parametrize("kind", ["llama", "tied"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("tied", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("qformat", TAKEN)
 def test_every_format_exports_a_sound_folder(qformat, kind, models, texts, tmp_path) -> None:
     """Names, dtypes and shapes follow the measured rules; the quantization stands in both places readers look."""

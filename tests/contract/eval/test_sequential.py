@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,16 +62,21 @@ class Scores:
         raise NotImplementedError
 
 
+@cache
+def letters() -> dict[str, str]:
+    """The right answer by the text of its question."""
+    tasks = load_questions(SPEC).tasks["tasks"].values()
+    return {task.doc_to_text(doc).strip(): "ABCD"[doc["answer"]] for task in tasks for doc in task.eval_docs}
+
+
 @pytest.fixture
 def ask(checkpoint: tuple[Any, Any, Path], tmp_path: Path) -> Callable[..., Asked]:
     """Ask two engines; answers are kept under their names."""
-    tokenizer = Tokenizer.from_file(str(checkpoint[2] / "tokenizer.json"))
-    tasks = load_questions(SPEC).tasks["tasks"].values()
-    letters = {task.doc_to_text(doc).strip(): "ABCD"[doc["answer"]] for task in tasks for doc in task.eval_docs}
+    tokenizer, right = Tokenizer.from_file(str(checkpoint[2] / "tokenizer.json")), letters()
 
     def is_right(context: Sequence[int], continuation: Sequence[int]) -> bool:
         prompt = "\n".join(tokenizer.decode(list(context)).strip().splitlines()[-6:])
-        return letters[prompt] == tokenizer.decode(list(continuation)).strip()
+        return right[prompt] == tokenizer.decode(list(continuation)).strip()
 
     def run(baseline: Scores, other: Scores, progress: Progress | None = None, **changes: Any) -> Asked:
         baseline.is_right = other.is_right = is_right

@@ -33,7 +33,7 @@ def test_the_files_of_a_simulation_are_written(tmp_path: Path, both: bool) -> No
 
 
 def test_a_fault_keeps_its_exit_code(tmp_path: Path) -> None:
-    line, code, _ = first_line(tmp_path, "simulate", "simulator.slots=0", both=True)
+    line, code, _ = first_line(tmp_path, "plan", "quant=fp9", both=True)
     assert (line[:6], code) == ("error:", 2)
 
 

@@ -35,9 +35,10 @@ def said(folder: Path, *words: str) -> str:
 
 
 def test_each_place_has_its_own_words(tmp_path: Path) -> None:
-    assert "`trtllm-pipelines evaluate quant=fp8`" in said(tmp_path, "report")
-    assert "`make evaluate quant=fp8`" in said(tmp_path, "--from-make", "report")
-    assert "`make evaluate quant=fp8`" in said(ROOT, "report", f"paths.store={tmp_path / 'none'}")
+    missing = ("plan", f"config={tmp_path}/none.yaml")
+    assert "To write one: trtllm-pipelines init" in said(tmp_path, *missing)
+    assert "To write one: make init" in said(tmp_path, "--from-make", *missing)
+    assert "To write one: make init" in said(ROOT, *missing)
 
 
 @pytest.mark.usefixtures("installed")
