@@ -337,6 +337,7 @@ def _draft(d: Deployment) -> Iterator[Fault]:
         yield Fault("speculative.draft_qformat=auto takes the candidates of quant=auto.", todo=todo)
         return
     formats = quant.formats if guess.draft_qformat is QFormat.AUTO else (guess.draft_qformat,)
+    built = d.engine.writes_engine
     faults = [
         fault
         for qformat in formats
@@ -347,6 +348,8 @@ def _draft(d: Deployment) -> Iterator[Fault]:
             tp_size=build.tp_size,
             pp_size=build.pp_size,
             positions=d.inputs.draft_rotary,
+            needs_gpu=d.engine.needs_gpu if built else None,
+            longest=(d.facts.longest or 1) if built else 1,
         )
     ]
     yield from (Fault(f"speculative.draft: {fault.message}", fault.allowed, fault.todo) for fault in faults)

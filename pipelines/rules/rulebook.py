@@ -268,9 +268,16 @@ def check_checkpoint(
     pp_size: int = 1,
     moe_ep_size: int = 1,
     positions: Rotary | None = None,
+    needs_gpu: bool | None = None,
+    longest: int = 1,
 ) -> list[Fault]:
-    """Return what stops a model from being exported in a format and a split, for callers without a configuration."""
-    build = BuildSettings(tp_size=tp_size, pp_size=pp_size, moe_ep_size=moe_ep_size, max_input_len=1, max_seq_len=1)
+    """Return what stops a model from being exported in a format and a split, for callers without a configuration.
+
+    Without `needs_gpu`, by the engine that takes most of its family.
+    """
+    build = BuildSettings(
+        tp_size=tp_size, pp_size=pp_size, moe_ep_size=moe_ep_size, max_input_len=1, max_seq_len=longest
+    )
     deployment = DeploymentFacts(
         shape=shape,
         qformat=qformat,
@@ -279,6 +286,6 @@ def check_checkpoint(
         build=build,
         rotary=positions,
         # some formats and positions of these families are the CPU engine's alone, and the plan has judged the engine
-        needs_gpu=not (shape.family.by_tensor and shape.family.cpu_engine),
+        needs_gpu=not (shape.family.by_tensor and shape.family.cpu_engine) if needs_gpu is None else needs_gpu,
     )
     return refused(judge((*gpu.RULES, *split.RULES, *ROTARY_RULES), deployment))

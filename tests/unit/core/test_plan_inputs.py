@@ -149,6 +149,38 @@ def test_a_draft_model_is_read_as_well(tmp_path, model):
         plan(tmp_path, [*words, f"speculative.draft.path={model}"], "repository")
 
 
+PHI = {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "original_max_position_embeddings": 64}
+LONG = {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "match"),
+    [
+        (
+            {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "head_dim": 64},
+            ["engine=openvino"],
+            r"speculative\.draft: Gemma2ForCausalLM is not supported by engine=openvino",
+        ),
+        (
+            PHI | LONG,
+            ["engine=openvino", "build.max_seq_len=65"],
+            r"speculative\.draft: .* longrope: sequences of more than 64 tokens",
+        ),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "head_dim": 64}
+            | {"rope_parameters": None, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+            ["engine=tensorrt_llm", "hardware=h100_sxm"],
+            r"speculative\.draft: .* rope_type 'linear', which TensorRT-LLM's Gemma 3 would compute in another way",
+        ),
+    ],
+)
+def test_a_draft_model_is_judged_by_the_engine_that_builds_it(tmp_path, model, changes, words, match):
+    change(model, **changes)
+    draft = ["speculative=draft_target", "model@speculative.draft=tiny_llama_draft", f"speculative.draft.path={model}"]
+    with pytest.raises(UserError, match=match):
+        plan(tmp_path, ["model=tiny_llama", "quant=none", "build.max_input_len=40", *draft, *words], "repository")
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
