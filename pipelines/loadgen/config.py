@@ -446,10 +446,10 @@ def load_faults(workload: WorkloadSettings, benchmark: BenchmarkSettings) -> lis
     if not benchmark.streaming and (benchmark.slo.to_slo().ttft_ms or benchmark.slo.to_slo().itl_ms):
         message = "benchmark.slo limits TTFT or ITL, which benchmark.streaming=false cannot measure."
         faults.append(Fault(message, todo="Add benchmark.streaming=true, or limit only benchmark.slo.e2e_ms."))
-    return [*faults, *_unread(workload, benchmark)]
+    return [*faults, *unread(workload, benchmark)]
 
 
-def _unread(workload: WorkloadSettings, benchmark: BenchmarkSettings) -> Iterator[Fault]:
+def unread(workload: WorkloadSettings, benchmark: BenchmarkSettings) -> Iterator[Fault]:
     """Yield what was set and this load does not read."""
     arrival = workload.arrival
     paced = arrival in OPEN_RATE and benchmark.window == "steady"

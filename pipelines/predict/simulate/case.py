@@ -237,6 +237,19 @@ def faults_of(settings: Settings) -> list[Fault]:
                 todo="Leave it out, or add workload.arrival=closed.",
             )
         )
+    in_seconds = not in_ticks(settings)
+    rows = [
+        (key, in_seconds, "in seconds, the performance model gives the cost") for key in ("prefill", "decode", "chunks")
+    ]
+    unlimited = not in_seconds and simulator.kv_blocks is None
+    rows += [
+        (key, unlimited, "in ticks, only simulator.kv_blocks limits the cache")
+        for key in ("admission", "tokens_per_block")
+    ]
+    for key, moot, why in rows:
+        value = getattr(simulator, key)
+        if moot and value != type(simulator).model_fields[key].default:
+            faults.append(Fault(f"simulator.{key}={value} has no effect: {why}.", todo="Leave it out."))
     return faults
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pipelines.document.show import count
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import FORMATS, proposed
+from pipelines.domain.formats import proposed
 from pipelines.predict.performance.performance import Costed, Setup, runnable
 from pipelines.predict.sizing.fleet import ROUNDING, Cost, Layout, PeakFleet, cost, fleet
 from pipelines.predict.sizing.instance import (
@@ -26,7 +27,7 @@ from pipelines.predict.sizing.instance import (
     see,
     watch,
 )
-from pipelines.predict.sizing.question import Question, setup_label
+from pipelines.predict.sizing.question import Question, setup_label, usual_tp
 
 CostOf = Callable[[Setup], Costed]
 """Cost of an iteration of a setup; raises UserError for what a GPU cannot run."""
@@ -81,13 +82,21 @@ class FleetOption:
 
 @dataclass(frozen=True, slots=True)
 class RefusedOption:
-    """A configuration that does not qualify, and why. `kind`: "format", "rules", "memory" or "limit"."""
+    """A configuration that does not qualify, and why.
+
+    Attributes:
+        label: short name of the configuration.
+        why: the reason, for people.
+        kind: "format", "rules", "memory" or "limit".
+        metric: the limit that is missed.
+        over: the value over that limit.
+    """
 
     label: str
     why: str
     kind: str
     metric: str = ""
-    seconds: float = math.inf
+    over: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +125,7 @@ def answer(question: Question, cost_of: CostOf) -> Answer:
     options = [result for result in tried if isinstance(result, FleetOption)]
     refused = [result for result in tried if isinstance(result, RefusedOption)]
     if not options:
-        raise _nothing(question, refused)
+        raise _nothing(question, refused, cost_of)
     options.sort(key=rank)
     return Answer(question, tuple(options), tuple(refused), _reason(options))
 
@@ -143,7 +152,8 @@ def attempt(question: Question, setup: Setup, cost_of: CostOf) -> FleetOption | 
     try:
         capacity = loaded.capacity(question.slo)
     except OutOfReachError as error:
-        return RefusedOption(label, _missed(question, error), "limit", error.metric, error.seconds)
+        over = 1000 * error.seconds / question.slo.limits.get(error.metric, 1.0)
+        return RefusedOption(label, _missed(question, error), "limit", error.metric, over)
     low, high = interval(loaded, capacity)
     return option(question, one, capacity, low, high)
 
@@ -227,12 +237,12 @@ def over_limit(metric: str, percentile: float, seconds: float, limit_ms: float, 
     return f"{seen}, the limit is {limit_ms:,.10g} ms"
 
 
-def _nothing(question: Question, refused: list[RefusedOption]) -> UserError:
+def _nothing(question: Question, refused: list[RefusedOption], cost_of: CostOf) -> UserError:
     """Build the error for a demand that no configuration serves, with the one that comes nearest."""
     by_kind = {kind: [each for each in refused if each.kind == kind] for kind in ("limit", "memory", "format")}
     name, gpu = question.model.name, question.gpu.gpu
     if by_kind["limit"]:
-        nearest = min(by_kind["limit"], key=lambda each: each.seconds)
+        nearest = min(by_kind["limit"], key=lambda each: each.over)
         return UserError(
             f"No configuration of {name} on {gpu} meets the limits: the closest is {nearest.label}, where "
             f"{nearest.why}.",
@@ -243,25 +253,40 @@ def _nothing(question: Question, refused: list[RefusedOption]) -> UserError:
         reasons.setdefault(each.why.rstrip("."), []).append(each.label)
     listed = "; ".join(f"{', '.join(labels)}: {why}" for why, labels in reasons.items())
     if by_kind["memory"]:
-        smaller = f" or a smaller format ({lighter})" if (lighter := _lighter(question)) else ""
-        return UserError(
-            f"No configuration tried fits {name} on {gpu}: {listed}.",
-            todo=f"Allow more GPUs per instance (sizing.tp=[1,2,4,8]){smaller}{_lower_limits(question)}.",
-        )
+        return UserError(f"No configuration tried fits {name} on {gpu}: {listed}.", todo=_what_fits(question, cost_of))
     return UserError(f"No configuration tried runs {name} on {gpu}: {listed}.")
 
 
-def _lower_limits(question: Question) -> str:
-    """Advise against limits that are given; those that are chosen are as low as the load allows."""
-    limits = [name for name in ("max_batch_size", "max_num_tokens") if getattr(question.terms.wanted, name)]
-    return f", or lower {' or '.join(f'build.{name}' for name in limits)}" if limits else ""
+def _what_fits(question: Question, cost_of: CostOf) -> str:
+    """Name, as overrides, GPUs per instance and formats with which the model fits, and given limits that it misses."""
+    more = replace(question, tp=usual_tp(1, question.model, question.gpu))
+    formats, terms = tuple(proposed(runnable(next(question.setups())))), question.terms
+    given = [name for name in ("max_batch_size", "max_num_tokens") if getattr(terms.wanted, name)]
+    free = replace(terms, wanted=replace(terms.wanted, **dict.fromkeys(given)))  # type: ignore[arg-type]
+    wider, other = _fitting(more, cost_of), _fitting(replace(question, formats=formats), cost_of)
+    ways = [f"with {_tp(wider)}"] * bool(wider) + [f"with {_formats(other)}"] * bool(other)
+    if not ways and (both := _fitting(replace(more, formats=formats), cost_of)):
+        ways = [f"with {_tp(both)} {_formats(both)}"]
+    if given and _fitting(replace(question, terms=free), cost_of):
+        ways.append(f"without {' and '.join(f'build.{name}' for name in given)}")
+    return f"It fits {', or '.join(ways)}." if ways else "Choose a GPU with more memory."
 
 
-def _lighter(question: Question) -> str:
-    """Name, as an override, formats that this GPU runs and whose weights are smaller than any tried."""
-    tried = min(FORMATS[qformat].linear_bits for qformat in question.formats)
-    able = [name for name in proposed(runnable(next(question.setups()))) if FORMATS[name].linear_bits < tried]
-    return f"sizing.formats=[{','.join(able)}]" if able else ""
+def _fitting(question: Question, cost_of: CostOf) -> list[Setup]:
+    """Return the configurations that a plan accepts and that fit."""
+    fitting = []
+    for setup in question.setups():
+        with suppress(UserError):
+            fitting.append(instance(question, setup, cost_of(setup)).setup)
+    return fitting
+
+
+def _tp(setups: Sequence[Setup]) -> str:
+    return f"sizing.tp=[{','.join(str(tp) for tp in sorted({setup.tp for setup in setups}))}]"
+
+
+def _formats(setups: Sequence[Setup]) -> str:
+    return f"sizing.formats=[{','.join(dict.fromkeys(setup.qformat for setup in setups))}]"
 
 
 def _what_limits(question: Question, metric: str) -> str:
@@ -361,10 +386,8 @@ def _why(question: Question, option: FleetOption, fewer: PeakTrial | None) -> st
     if not fewer.meets:
         if fewer.missed == "queue":
             return "with one instance fewer the queue keeps growing"
-        limit = getattr(question.slo, f"{fewer.missed}_ms")
-        value = 1000 * fewer.values[fewer.missed]
-        what = f"{WORDS[fewer.missed]} is {value:,.0f} ms at P{question.percentile:g}, over {limit:g}"
-        return f"with one instance fewer {what}"
+        seen, limit = fewer.values[fewer.missed], question.slo.limits[fewer.missed]
+        return f"with one instance fewer {over_limit(fewer.missed, question.percentile, seen, limit)}"
     bare = question.demand.peak / option.capacity.rate
     reasons = []
     if question.headroom:

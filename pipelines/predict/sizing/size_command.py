@@ -17,6 +17,7 @@ from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import disk_faults, write_json, write_text
 from pipelines.host.machine import Machine, gather
 from pipelines.host.screen import say
+from pipelines.loadgen.config import unread
 from pipelines.loadgen.trace import known_times
 from pipelines.predict.performance.deployment import costs
 from pipelines.predict.performance.placement import Judge
@@ -87,9 +88,14 @@ def sized_from(overrides: Sequence[str], judge_of: Callable[[Settings, Machine],
 
 def _unread(settings: Settings) -> Iterator[Fault]:
     """Yield what was set and this question does not read."""
-    sizing, scaling = settings.sizing, settings.sizing.autoscaling
+    sizing, scaling, workload = settings.sizing, settings.sizing.autoscaling, settings.workload
+    yield from unread(workload, settings.benchmark)
+    if workload.arrival == "burst" or workload.think_time_s:
+        what = "arrival=burst" if workload.arrival == "burst" else f"think_time_s={workload.think_time_s:g}"
+        yield Fault(f"workload.{what} has no effect: a fleet is sized for a rate.", todo="Leave it out.")
     known = "rate" if sizing.rate is not None else "measured" if sizing.measured else None
-    stated = settings.workload.trace is None or sizing.average is not None or sizing.peak_rate is not None
+    peak_alone = sizing.average is None and sizing.peak_rate is not None
+    stated = workload.trace is None or sizing.average is not None or peak_alone
     rows: list[tuple[str, Group, bool, str]] = [
         (f"autoscaling.{key}", scaling, not scaling.wanted, "no day is replayed") for key in type(scaling).model_fields
     ]
@@ -97,10 +103,14 @@ def _unread(settings: Settings) -> Iterator[Fault]:
     rows += [(key, sizing, known is not None, why) for key in ("formats", "kv_formats", "requests", "fit")]
     rows.append(("slo.percentile", sizing.slo, known == "rate", "sizing.rate is checked against no limit"))
     rows.append(("peak_window_s", sizing, stated, "it is for the rate of workload.trace=FILE"))
-    for name, group, unread, why in rows:
+    rows.append(("busy_hours", sizing, peak_alone, "it is for the average, and only the peak is given"))
+    unpriced = sizing.prices.gpu_hour_usd is None and sizing.prices.server_usd is None
+    owned = ("licence_usd", "hosting_usd", "kwh_usd", "utilisation")
+    rows += [(f"prices.{key}", sizing.prices, unpriced, "the GPUs themselves have no price") for key in owned]
+    for name, group, moot, why in rows:
         key = name.rpartition(".")[2]
         value, usual = getattr(group, key), type(group).model_fields[key].default
-        if unread and value != usual:
+        if moot and value != usual:
             shown = f"[{','.join(value)}]" if isinstance(value, tuple) else str(value).removesuffix(".0")
             more = ", or add sizing.autoscaling.day=business" if group is scaling and known is None else ""
             yield Fault(f"sizing.{name}={shown} has no effect: {why}.", todo=f"Leave it out{more}.")

@@ -368,6 +368,13 @@ def test_experts_must_be_divisible_where_attention_is_not_split():
         (["sizing.autoscaling.cold_start_s=60"], r"sizing\.autoscaling\.cold_start_s=60"),
         (["sizing.peak_window_s=10"], r"sizing\.peak_window_s=10"),
         (["hardware=[h100_sxm,l40s]", "sizing.peak_window_s=10"], r"sizing\.peak_window_s=10"),
+        (["sizing.busy_hours=8"], r"sizing\.busy_hours=8"),
+        (["sizing.prices.licence_usd=4500"], r"sizing\.prices\.licence_usd=4500"),
+        (["sizing.prices.utilisation=0.5"], r"sizing\.prices\.utilisation=0\.5"),
+        (["workload=burst"], r"workload\.arrival=burst"),
+        (["workload.think_time_s=2"], r"workload\.think_time_s=2"),
+        (["workload.arrival=poisson", "workload.cv=3"], r"workload\.cv=3\.0"),
+        (["workload.trace_speed=2"], r"workload\.trace_speed=2\.0"),
     ],
 )
 def test_what_the_question_does_not_read_is_refused(tmp_path, capsys, words, refused):

@@ -15,6 +15,7 @@ from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.limits import WantedLimits
 from pipelines.predict.performance.models import model_named
 from pipelines.predict.performance.performance import PerformanceModel
+from pipelines.predict.simulator.run import IterationCost
 from pipelines.predict.sizing.answer import answer, attempt, check
 from pipelines.predict.sizing.instance import InstanceUnderLoad, input_share, instance, instances_for, see
 from pipelines.predict.sizing.sensitivity import changes
@@ -129,21 +130,27 @@ def test_a_change_of_format_is_proposed_where_the_gpu_can_run_it(gpu, formats):
 
 
 @pytest.mark.parametrize(
-    ("gpu", "smaller"),
+    ("gpu", "changes", "advice"),
     [
-        ("a100_sxm_80gb", r"or a smaller format \(sizing\.formats=\[int8_sq,int4_awq,int8_wo,int4_wo\]\), or lower"),
-        ("b200_sxm", r"or a smaller format \(sizing\.formats=\[fp8,nvfp4\]\), or lower"),
+        ("a100_sxm_80gb", {}, r"It fits with sizing\.formats=\[int8_sq,int4_awq,int8_wo,int4_wo\]\.$"),
+        ("a100_sxm_80gb", {"tp": (2,)}, r"It fits with sizing\.tp=\[4,8\] sizing\.formats=\[int8_sq,int4_"),
+        ("b200_sxm", {"tp": (4,)}, r"It fits with sizing\.tp=\[8\], or with sizing\.formats=\[fp8,nvfp4\]\.$"),
+        ("l4", {}, r"TP 8 none: weights of 94\.6 GiB per GPU.*\. Choose a GPU with more memory\.$"),
     ],
-)
-def test_smaller_formats_are_proposed_where_the_gpu_can_run_them(gpu, smaller):
-    asked = question(model=model_named("llama-3.1-405b"), gpu=gpu_named(gpu), formats=(QFormat.NONE,), wanted=GIVEN)
-    with pytest.raises(UserError, match=smaller):
-        answer(asked, made_up)
+)  # fmt: skip
+def test_what_is_advised_of_a_model_that_does_not_fit_was_not_tried_and_fits(gpu, changes, advice):
+    asked = question(model=model_named("llama-3.1-405b"), gpu=gpu_named(gpu), wanted=GIVEN)
+    asked = replace(asked, formats=(QFormat.NONE,), tp=(1, 2, 4, 8))
+    with pytest.raises(UserError, match=advice):
+        answer(replace(asked, **changes), made_up)
 
 
-def test_no_smaller_format_is_proposed_where_there_is_none():
-    asked = question(model=model_named("llama-3.1-405b"), formats=(QFormat.NONE, QFormat.INT4_WO), wanted=GIVEN)
-    with pytest.raises(UserError, match=r"\(sizing\.tp=\[1,2,4,8\]\), or lower build\.max_batch_size"):
+def test_a_given_limit_that_takes_the_memory_is_named():
+    wanted = WantedLimits(max_batch_size=2048)
+    asked = question(model=model_named("qwen2.5-7b"), gpu=gpu_named("a10"), formats=(QFormat.NONE,), wanted=wanted)
+    with pytest.raises(
+        UserError, match=r"buffers 10\.4 GiB of 22\.5 GiB\. It fits .*, or without build\.max_batch_size\.$"
+    ):
         answer(asked, made_up)
 
 
@@ -164,6 +171,14 @@ def test_a_limit_that_nothing_meets_says_the_best_there_is_and_what_limits_it():
         answer(asked, made_up)
     with pytest.raises(UserError, match=r"prefill of 1,000 input tokens, network"):
         answer(asked, made_up)
+
+
+def test_the_closest_configuration_misses_its_limit_by_the_least():
+    """26 ms of 20 are nearer than 9.6 ms of 6."""
+    asked = question(slo=Slo("given", ttft_ms=20.0, itl_ms=6.0), tp=(1, 4))
+    wide = replace(made_up(next(asked.setups())), cost=IterationCost(0.0, 0.0, 0.0, 0.0, fixed=9.6e-3))
+    with pytest.raises(UserError, match=r"the closest is TP 1 fp8, where TTFT P95 is"):
+        answer(asked, lambda setup: wide if setup.tp == 4 else made_up(setup))
 
 
 def test_a_request_longer_than_the_context_is_refused():
