@@ -142,11 +142,12 @@ def _limits(question: Question) -> Iterator[tuple[str, Question]]:
 
 
 def _lengths(question: Question) -> Iterator[tuple[str, Question]]:
-    for name in ("isl", "osl"):
+    for name, now in (("isl", question.isl), ("osl", question.osl)):
         for side, sign in ((LESS, -1), (MORE, 1)):
-            lengths = np.maximum(1, np.round(getattr(question, name) * (1 + sign * LENGTH))).astype(np.int64)
-            what = f"{name.upper()} {side}{100 * LENGTH:g} % ({lengths.mean():,.0f})"
-            yield what, replace(question, **{name: lengths}, stated=None)
+            lengths = np.maximum(1, np.round(now * (1 + sign * LENGTH))).astype(np.int64)
+            if (lengths != now).any():  # an answer of one token has no quarter more
+                what = f"{name.upper()} {side}{100 * LENGTH:g} % ({lengths.mean():,.0f})"
+                yield what, replace(question, **{name: lengths}, stated=None)
 
 
 def _steps(question: Question, one: Instance) -> Iterator[_Step]:

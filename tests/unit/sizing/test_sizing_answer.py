@@ -244,6 +244,13 @@ def test_changes_go_the_way_they_must():
     assert "format int4_awq" in said
 
 
+def test_a_length_that_stays_as_it_is_is_no_change():
+    asked = question(osl=np.full(1000, 1))
+    told = [change.what for change in changes(asked, answer(asked, made_up).chosen, made_up)]
+    assert not [what for what in told if what.startswith("OSL")], told
+    assert "ISL +25 % (1,250)" in told
+
+
 def test_offline_work_is_sized_by_throughput():
     asked = question(mode="offline", slo=Slo(), demand=demand(300.0, 300.0))
     found = answer(asked, made_up).chosen
