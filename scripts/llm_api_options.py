@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,32 @@ BOUNDED = {
 BOUNDS = {"gt": "more_than", "ge": "least", "lt": "less_than", "le": "most"}
 CHECKED = {"kv_cache_config.dtype": ["auto", "float16", "bfloat16", "float32", "fp8", "nvfp4"]}
 """Choices that a validator checks, not the annotation; the manifest has them too."""
+VALIDATED: dict[str, dict[str, Any]] = {
+    **{key: {"type": "group"} for key in ("attention_dp_config", "sparse_attention_config", "speculative_config")},
+    "batch_wait_timeout_ms": {"least": 0},
+    "batch_wait_timeout_iters": {"least": 0},
+    "batch_wait_max_tokens_ratio": {"least": 0, "most": 1},
+    "cuda_graph_config.max_batch_size": {"least": 0},
+    "kv_cache_config.free_gpu_memory_fraction": {"least": 0, "most": 1},
+    "kv_cache_config.max_attention_window": {"more_than": 0},
+    "kv_cache_config.max_gpu_total_bytes": {"least": 0},
+    "kv_cache_config.max_util_for_resume": {"least": 0, "most": 1},
+    "nvfp4_gemm_config.allowed_backends": {"choices": ["cutlass", "cublaslt", "cutedsl", "cuda_core"]},
+    "ray_placement_config.per_worker_gpu_share": {"more_than": 0, "most": 1},
+    "speculative_config.acceptance_length_threshold": {"least": 0},
+    "speculative_config.acceptance_window": {"least": 0},
+    **{
+        f"speculative_config<{each}>.max_draft_len": {"required": True, "more_than": 0}
+        for each in ("DraftTarget", "Eagle", "Eagle3", "NGram")
+    },
+    "speculative_config<MTP>.num_nextn_predict_layers": {"more_than": 0},
+    "speculative_config<NGram>.max_matching_ngram_size": {"required": True, "more_than": 0},
+    "stream_interval": {"more_than": 0},
+    "torch_compile_config.capture_num_tokens": {"more_than": 0},
+    "torch_compile_config.max_num_streams": {"more_than": 0},
+}
+"""What validators check in these versions; later declarations state it."""
+BEFORE_BOUNDS = ("1.2.1", "1.3.0rc3")
 ADDED = {"1.4": {"kv_cache_config.dtype": ["fp8_ds_mla"]}}
 NOT_PYTORCH = ("Medusa", "Lookahead")
 """Decoding types of TensorRT engines, which the PyTorch backend refuses."""
@@ -73,6 +100,11 @@ class Sources:
             and isinstance(each.value, ast.Constant)
         ]
         return [value if isinstance(value, str) else label.lower() for label, value in pairs]
+
+    def derives(self, name: str, base: str) -> bool:
+        """Return whether a class is another one, or derived from it."""
+        bases = [ast.unparse(each) for each in self.classes[name].bases] if name in self.classes else []
+        return name == base or any(self.derives(each, base) for each in bases)
 
     def fields(self, name: str) -> dict[str, tuple[ast.expr, ast.expr | None]]:
         """Return the annotation and the default of every field of a class, its bases' first."""
@@ -202,10 +234,10 @@ def _inside(sources: Sources, field: str, path: str, kind: Kind, row: dict[str, 
     row["by"] = word
     kinds: dict[str, dict[str, Any]] = {}
     for group in kind.groups:
-        words = [each for each, named in sources.dispatch.items() if named == group]
+        words = {each: named for each, named in sources.dispatch.items() if sources.derives(named, group)}
         named = sources.fields(group).get(word)
-        words = words or (kind_of(sources, named[0]).choices if named else [])
-        kinds |= {each: dict(rows(sources, group)) for each in words if each not in NOT_PYTORCH}
+        words = words or (dict.fromkeys(kind_of(sources, named[0]).choices, group) if named else {})
+        kinds |= {each: dict(rows(sources, own)) for each, own in words.items() if each not in NOT_PYTORCH}
     row["choices"] = list(kinds)
     first = next(iter(kinds.values()))
     shared = {name: own for name, own in first.items() if all(each.get(name) == own for each in kinds.values())}
@@ -270,10 +302,20 @@ def missing(folder: Path, options: dict[str, Any]) -> list[str]:
     return [each["path"] for each in named if each["path"] not in plain | words]
 
 
+def _validate(options: dict[str, dict[str, Any]]) -> None:
+    for path, more in VALIDATED.items():
+        shared, word = re.sub("<.*>", "", path), re.search("<(.*)>", path)
+        row = options.get(path, options.get(shared))
+        if row is not None and (word is None or word[1] in options[path.partition("<")[0]]["choices"]):
+            options[path] = row | more
+
+
 def main(version: str, commit: str, folder: str, source: str = SOURCE) -> int:
     """Write the table of one version."""
     own = dict(rows(Sources(Path(folder)), ROOT))
     options = own | {name: row for name, row in of_the_contract(Path(folder)).items() if name not in own}
+    if version in BEFORE_BOUNDS:
+        _validate(options)
     for path, choices in ADDED.get(version, {}).items():
         options[path]["choices"] = [*options[path]["choices"], *choices]
     lines = ",\n".join(f"  {json.dumps(path)}: {json.dumps(row)}" for path, row in options.items())

@@ -13,6 +13,7 @@ from pipelines.rules.split import (
     COMMAND,
     FLAGS_GUIDE,
     FP8_GUIDE,
+    FP8_PLUGINS,
     GEMMA,
     LAYERS,
     MLP,
@@ -25,7 +26,6 @@ from pipelines.rules.split import (
 from pipelines.settings.features import WITHOUT_REDUCE_FUSION
 
 NO_SPEED_UP = "issues #1559, #1802, #1731, #1913, #2670; NVIDIA/Model-Optimizer issues #36, #1974"
-FP8_PLUGINS = ("gemm_swiglu_plugin", "low_latency_gemm_plugin", "low_latency_gemm_swiglu_plugin")
 
 
 def _fp8_plugins(d: DeploymentFacts) -> Cases:
@@ -128,6 +128,22 @@ RULES = (
         source=COMMAND,
     ),
     plugin_rule(
+        name="tuning-point-within-the-tokens",
+        when=lambda d: (d.build.opt_num_tokens or 0) > d.build.max_num_tokens,
+        failed="build.opt_num_tokens={d.build.opt_num_tokens} would be ignored: it is more than"
+        " max_num_tokens={d.build.max_num_tokens}, which trtllm-build takes instead.",
+        todo="Set build.opt_num_tokens={d.build.max_num_tokens} or less.",
+        source="tensorrt_llm/_common.py: check_max_num_tokens",
+    ),
+    plugin_rule(
+        name="packed-prompts-need-the-attention-plugin",
+        when=lambda d: d.build["gpt_attention_plugin"] == "disable" and d.build["remove_input_padding"] == "enable",
+        failed="build.trtllm.gpt_attention_plugin=disable stops the build with an assertion: prompts without padding"
+        " need the plugin.",
+        todo="Set build.trtllm.gpt_attention_plugin=auto.",
+        source="tensorrt_llm/layers/attention.py: AttentionParams.is_valid",
+    ),
+    plugin_rule(
         name="redrafter-has-one-profile",
         when=lambda d: d.build.multiple_profiles == "enable" and d.speculation == "redrafter",
         failed="build.multiple_profiles=enable cannot be combined with speculative={d.speculation}, whose class in"
@@ -165,6 +181,23 @@ RULES = (
         todo="Set {key}=disable.",
         source=MLP,
     ),
+    plugin_rule(
+        name="swiglu-plugins-need-a-fused-mlp",
+        when=lambda d: (
+            d.build["use_fused_mlp"] == "disable"
+            and [{"key": key_of(name)} for name in SWIGLU_PLUGINS if d.build[name] == "fp8"]
+        ),
+        failed="{key}=fp8 stops the build with build.trtllm.use_fused_mlp=disable.",
+        todo="Set one of the two to its default.",
+        source=f"{BUILDER}: optimize_model_with_config",
+    ),
+    plugin_rule(
+        name="one-swiglu-plugin",
+        when=lambda d: all(d.build[name] == "fp8" for name in SWIGLU_PLUGINS),
+        failed="build.gemm_swiglu_plugin=fp8 would be ignored beside low_latency_gemm_swiglu_plugin=fp8.",
+        todo="Set one of the two to disable.",
+        source=f"{FP8_GUIDE}; {MLP}",
+    ),
     integers_rule(
         name="group-size-has-a-kernel",
         when=_group_without_kernel,
@@ -200,6 +233,13 @@ RULES = (
         " given is quant={d.qformat}.",
         todo="Remove them{quants:, or choose }.",
         source=PLUGIN,
+    ),
+    plugin_rule(
+        name="nvfp4-has-its-own-gemm-plugin",
+        when=lambda d: d.qformat is QFormat.NVFP4 and d.build.gemm_plugin not in (None, "nvfp4", "disable", "fp8"),
+        failed="build.gemm_plugin={d.build.gemm_plugin} would be ignored: with quant=nvfp4 trtllm-build sets nvfp4.",
+        todo="Set build.gemm_plugin=nvfp4 or disable.",
+        source=BUILDER,
     ),
     plugin_warning(
         name="fp8-is-slower-with-gemm-plugin",

@@ -19,14 +19,9 @@ from pipelines.domain.formats import (
 from pipelines.domain.rotary import LONGROPE
 from pipelines.engines.tensorrt_llm.config import key_of
 from pipelines.rules.record import BUILT, CPU, GPU, Cases, DeploymentFacts, Rule, either, known
-from pipelines.rules.split import BUILDER, GEMMA, MODELOPT, PLUGIN, PRECISION, SUPPORT
+from pipelines.rules.split import BUILDER, FP8_PLUGINS, GEMMA, MODELOPT, PLUGIN, PRECISION, SUPPORT
 
-REFUSED_ON_SM100 = (
-    "gemm_swiglu_plugin",
-    "fp8_rowwise_gemm_plugin",
-    "low_latency_gemm_plugin",
-    "low_latency_gemm_swiglu_plugin",
-)
+REFUSED_ON_SM100 = (*FP8_PLUGINS, "fp8_rowwise_gemm_plugin")
 """Plugins that PluginConfig.validate rejects on these GPUs."""
 
 
@@ -34,6 +29,12 @@ def _plugins_on_sm100(d: DeploymentFacts) -> Cases:
     plugins = [(key_of(name), d.build[name]) for name in REFUSED_ON_SM100]
     sm100 = 10.0 <= known(d.sm) < 12.0
     return [{"key": key, "value": value} for key, value in plugins if sm100 and value != "disable"]
+
+
+def _fp8_plugins_elsewhere(d: DeploymentFacts) -> Cases:
+    """Return the plugins whose kernels are Hopper's; 10.0 has a rule of its own."""
+    elsewhere = known(d.sm) < 9.0 or known(d.sm) >= 12.0
+    return [{"key": key_of(name)} for name in FP8_PLUGINS if elsewhere and d.build[name] == "fp8"]
 
 
 def _not_by_tensor(d: DeploymentFacts) -> Cases:
@@ -93,7 +94,7 @@ RULES = (
     ),
     rule(
         name="fp8-kv-needs-sm89",
-        when=lambda d: lacks_fp8_kv(d.kv_format, known(d.sm)),
+        when=lambda d: (d.writes_engine or d.on_device) and lacks_fp8_kv(d.kv_format, known(d.sm)),
         failed="kv_cache={d.kv_format} needs FP8 conversion (compute capability 8.9 or newer); this GPU has {d.sm}.",
         allowed="On compute capability {d.sm}: {kv_caches}.",
         source=SUPPORT,
@@ -123,12 +124,12 @@ RULES = (
         source=PLUGIN,
     ),
     rule(
-        name="gemm-swiglu-is-for-hopper",
+        name="fp8-plugins-are-for-hopper",
         engines=GPU,
-        when=lambda d: d.build.gemm_swiglu_plugin == "fp8" and known(d.sm) < 9.0,
-        failed="build.gemm_swiglu_plugin=fp8 supports only Hopper (compute capability 9.0); this GPU has {d.sm}.",
-        todo="Set build.gemm_swiglu_plugin=disable.",
-        source=PLUGIN,
+        when=_fp8_plugins_elsewhere,
+        failed="{key}=fp8 supports only Hopper (compute capability 9.0); this GPU has {d.sm}.",
+        todo="Set {key}=disable.",
+        source=f"{PLUGIN}; cpp/tensorrt_llm/kernels/cutlass_kernels: fused_gated_gemm, low_latency_gemm (1.3.0rc3)",
     ),
     family_rule(
         name="nvfp4-is-not-for-gemma",

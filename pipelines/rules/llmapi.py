@@ -8,10 +8,10 @@ from typing import Any
 
 from pipelines.domain.errors import did_you_mean
 from pipelines.domain.families import titles
-from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat, lacks_fp8_kv
 from pipelines.engines.tensorrt_llm.config import BuildSettings, key_of
 from pipelines.engines.tensorrt_llm.llm_api import Complaint, complaints, doubts, settings_in, split_fault, tuned_files
-from pipelines.rules.attention import OUTGROWN
+from pipelines.rules.attention import OUTGROWN, wanted
 from pipelines.rules.record import LLM_API, Cases, DeploymentFacts, Rule, either, known, listed
 from pipelines.rules.split import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT, uneven, uneven_rule
 
@@ -117,6 +117,14 @@ def _uneven_ranks(d: DeploymentFacts) -> Cases:
     return [case for case in uneven(d) if dense or case["what"] == "num_attention_heads"]
 
 
+def _reads_fp8_blocks(d: DeploymentFacts) -> Cases:
+    """Return what makes attention over a prompt read an FP8 KV cache on a GPU without FP8 arithmetic."""
+    if not lacks_fp8_kv(d.kv_format, known(d.sm)):
+        return ()
+    drafts = d.speculation != "none" or "speculative_config" in d.llm_api.others
+    return wanted(d) or ([{"lost": "draft tokens", "without": "speculative=none"}] if drafts else ())
+
+
 def _is_gpt_oss(d: DeploymentFacts) -> bool:
     return d.shape is not None and d.shape.family.gpt_oss
 
@@ -162,6 +170,15 @@ RULES = (
         " for it.",
         allowed="Supported here: {kv_caches}.",
         source="NVIDIA/Model-Optimizer modelopt/torch/export/quant_utils.py (0.47)",
+    ),
+    rule(
+        name="llm-api-fp8-kv-below-sm89",
+        when=_reads_fp8_blocks,
+        failed="kv_cache={d.kv_format} on compute capability {d.sm} rules out {lost}: the PyTorch backend then attends"
+        " to the cache in FP8, which needs 8.9.",
+        todo="Set kv_cache=auto, or do without: {without}",
+        source=f"{LLM_FORMATS}: Hardware Support Matrix; cpp/tensorrt_llm/thop/attentionOp.cpp: mFP8ContextFMHA"
+        " (1.3.0rc3)",
     ),
     rule(
         name="llm-api-has-no-sparsity",

@@ -44,6 +44,7 @@ MODEL_CONFIG = "triton-inference-server/tensorrtllm_backend docs/model_config.md
 BACKEND = "triton-inference-server/tensorrtllm_backend inflight_batcher_llm/src/model_instance_state.cc@c2e65b8"
 GUIDED = "triton_backend/inflight_batcher_llm/src/model_instance_state.cc: getGuidedDecodingConfigFromParams (1.3.0rc3)"
 SWIGLU_PLUGINS = ("gemm_swiglu_plugin", "low_latency_gemm_swiglu_plugin")
+FP8_PLUGINS = (*SWIGLU_PLUGINS, "low_latency_gemm_plugin")
 TEMPLATES = "triton_backend/all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt@2a9abd9"
 LLM_FORMATS = "docs/source/features/quantization.md"
 LLM_ARGS = "tensorrt_llm/llmapi/llm_args.py@029c15c"

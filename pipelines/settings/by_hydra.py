@@ -336,7 +336,7 @@ def _inside(key: str) -> list[str]:
 
 
 def _moved(key: str, value: str) -> tuple[str, str] | None:
-    """Say what became of a former key that is now an option inside a mapping, e.g. build.paged_state."""
+    """Say what became of a former key that is now an option inside a mapping, e.g. build.moe_plugin."""
     group, _, name = key.partition(".")
     kind = Settings.group(group)
     fields = kind.model_fields if kind else {}

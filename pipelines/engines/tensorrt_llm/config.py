@@ -69,7 +69,7 @@ OPTIONS = {each.key: each for each in map(_option, json.loads(TABLE.read_text(en
 
 CLASS, ADAPTERS = "the model's class is the checkpoint's architecture", "adapters are served beside the engine"
 TIMING = "one is kept for each GPU and version beside the artifacts"
-ENCODER = "models with an encoder are not built here"
+ENCODER, MAMBA = "models with an encoder are not built here", "Mamba models are not built here"
 DECIDED = {
     "checkpoint_dir": "it is what the quantize stage wrote",
     "model_config": "the checkpoint has its own, and without a checkpoint the weights would be random",
@@ -88,7 +88,9 @@ DECIDED = {
     "max_encoder_input_len": ENCODER,
     "bert_attention_plugin": ENCODER,
     "bert_context_fmha_fp32_acc": ENCODER,
-    "mamba_conv1d_plugin": "Mamba models are not built here",
+    "mamba_conv1d_plugin": MAMBA,
+    "paged_state": MAMBA,
+    "nccl_plugin": "trtllm-build sets it: the model's type where there are several ranks",
 }
 """Options that are refused, and why: this tool sets them itself, or no model that it builds has a use for them."""
 
@@ -220,7 +222,7 @@ class BuildSettings(NamedOptions):
     """Options of trtllm-build 1.2.
 
     Attributes:
-        trtllm: all other options by name, as `{paged_state: disable}`.
+        trtllm: all other options by name, as `{moe_plugin: disable}`.
     """
 
     trtllm: Annotated[dict[str, Any], TABLE_OF_OTHERS] = Field(default_factory=dict)
@@ -251,7 +253,7 @@ class BuildSettings(NamedOptions):
 
 
 def key_of(option: str) -> str:
-    """Return the setting of an option: "build.max_batch_size", "build.trtllm.paged_state"."""
+    """Return the setting of an option: "build.max_batch_size", "build.trtllm.moe_plugin"."""
     return f"build.{option}" if option in BuildSettings.model_fields else f"build.trtllm.{option}"
 
 

@@ -35,7 +35,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "group": (dict,),
 }
 IN_WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "null": "null"}
-IN_WORDS |= {"map": "a mapping", "group": "a mapping"}
+IN_WORDS |= {"map": "a mapping", "group": "a mapping", "any": "of any kind"}
 BOUNDS = {
     "more_than": ("more than", operator.gt),
     "least": ("at least", operator.ge),

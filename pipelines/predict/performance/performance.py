@@ -355,8 +355,8 @@ def refuse(setup: Setup) -> None:
         raise UserError(_unsupported(setup), allowed=f"It supports: {', '.join(able)}.")
     if setup.kv_format not in (able_kv := kv_formats_for(gpu.sm)):
         raise UserError(
-            f"{gpu.gpu} has no {setup.kv_format.upper()} for the KV cache.",
-            allowed=f"It supports {' or '.join(able_kv)}.",
+            f"An {setup.kv_format.upper()} KV cache on {gpu.gpu} is not modelled.",
+            allowed=f"Choose {' or '.join(able_kv)}.",
         )
     name, heads, layers = setup.model.name, setup.model.num_attention_heads, setup.model.num_hidden_layers
     if setup.attention_dp and setup.model.num_experts % max(setup.tp, 1):

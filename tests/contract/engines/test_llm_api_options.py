@@ -170,6 +170,15 @@ def test_of_200_seeded_wrong_files_at_least_198_are_refused():
         ({"moe_backend": "TRTLLM"}, "1.4", "It is now moe_config.backend."),
         ({"stream_interval": "x"}, "1.4", "stream_interval='x' is not valid: it should be an integer."),
         ({"stream_interval": 0}, "1.4", "stream_interval=0 is out of range: it must be more than 0."),
+        ({"stream_interval": 0}, "1.3.0rc3", "stream_interval=0 is out of range: it must be more than 0."),
+        ({"batch_wait_max_tokens_ratio": 1.5}, "1.2.1", "batch_wait_max_tokens_ratio=1.5 is out of range: it must be"),
+        ({"speculative_config": None}, "1.3.0rc3", "speculative_config=null is not valid: it should be a mapping."),
+        (
+            {"speculative_config": {"decoding_type": "Eagle3", "speculative_model": "/x"}},
+            "1.3.0rc3",
+            "speculative_config.max_draft_len must be given.",
+        ),
+        ({"ray_placement_config": {"placement_groups": "x"}}, "1.4", "should be a list, each of any kind or null."),
         ({"moe_config": {"backend": "TRITOM"}}, "1.4", "Did you mean 'TRITON'?"),
         ({"speculative_config": {"decoding_type": "Draft_Target"}}, "1.3.0rc3", "Did you mean 'DraftTarget'?"),
         ({"speculative_config": {"max_draft_len": 3}}, "1.4", "speculative_config.decoding_type must be given."),
@@ -191,6 +200,12 @@ def test_an_option_that_is_read_is_not_called_ignored():
     assert not complaints({"enable_mla_skip_correction": True, "mla_skip_correction_threshold": 4.0}, "1.4", "")
     assert not complaints({"kv_cache_config": {"sink_token_length": 4}}, "1.3.0rc3", "")
     assert not complaints({"sampler_type": "TorchSampler"}, "1.3.0rc24", "")
+
+
+@pytest.mark.parametrize("word", ["Eagle3", "Eagle"])
+def test_1_3_0rc3_drafts_with_eagle_3_by_both_names(word):  # from_dict; NVIDIA's guides of that version say Eagle3
+    eagle = {"max_draft_len": 3, "speculative_model_dir": "/x", "eagle3_one_model": True}
+    assert not complaints({"speculative_config": {"decoding_type": word, **eagle}}, "1.3.0rc3", "")
 
 
 @pytest.mark.parametrize(

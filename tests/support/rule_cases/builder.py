@@ -26,6 +26,16 @@ CASES = {
         "opt_num_tokens=77 cannot be combined with multiple_profiles",
         {"build": {"opt_num_tokens": None}},
     ),
+    "tuning-point-within-the-tokens": Case(
+        {"build": {"opt_num_tokens": 9000, "max_num_tokens": 8192}},
+        "opt_num_tokens=9000 would be ignored: it is more than max_num_tokens=8192",
+        {"build": {"opt_num_tokens": 8192}},
+    ),
+    "packed-prompts-need-the-attention-plugin": Case(
+        {"build": {"gpt_attention_plugin": "disable"}},
+        "gpt_attention_plugin=disable stops the build",
+        {"build": {"gpt_attention_plugin": "auto"}},
+    ),
     "redrafter-has-one-profile": Case(
         {"speculation": "redrafter", "build": {"multiple_profiles": "enable"}},
         "multiple_profiles=enable cannot be combined with speculative=redrafter",
@@ -50,6 +60,21 @@ CASES = {
         {"shape": GEMMA, "qformat": FP8, "build": {"gemm_swiglu_plugin": "fp8"}},
         "gemm_swiglu_plugin=fp8 computes a SwiGLU .*GemmaForCausalLM",
         {"shape": LLAMA},
+    ),
+    "swiglu-plugins-need-a-fused-mlp": Case(
+        {"qformat": FP8, "build": {"gemm_swiglu_plugin": "fp8", "use_fused_mlp": "disable"}},
+        "gemm_swiglu_plugin=fp8 stops the build with build.trtllm.use_fused_mlp=disable",
+        {"build": {"use_fused_mlp": "enable"}},
+    ),
+    "one-swiglu-plugin": Case(
+        {"qformat": FP8, "build": {"gemm_swiglu_plugin": "fp8", "low_latency_gemm_swiglu_plugin": "fp8"}},
+        "gemm_swiglu_plugin=fp8 would be ignored beside low_latency",
+        {"build": {"low_latency_gemm_swiglu_plugin": "disable"}},
+    ),
+    "nvfp4-has-its-own-gemm-plugin": Case(
+        {"qformat": NVFP4, "build": {"gemm_plugin": "float16"}},
+        "gemm_plugin=float16 would be ignored: with quant=nvfp4",
+        {"build": {"gemm_plugin": "disable"}},
     ),
     "group-size-has-a-kernel": Case(
         {"qformat": W4A8, "group_size": 64}, r"w4a8_awq with quant\.group_size=64 .*groups of 128\.", {"qformat": AWQ}

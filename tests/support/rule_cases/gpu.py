@@ -31,8 +31,10 @@ CASES = {
         "low_latency_gemm_plugin=fp8 is rejected",
         {"sm": 9.0},
     ),
-    "gemm-swiglu-is-for-hopper": Case(
-        {"sm": 8.9, "build": {"gemm_swiglu_plugin": "fp8"}}, r"Hopper .*this GPU has 8\.9", {"sm": 9.0}
+    "fp8-plugins-are-for-hopper": Case(
+        {"sm": 12.0, "build": {"low_latency_gemm_plugin": "fp8"}},
+        r"low_latency_gemm_plugin=fp8 supports only Hopper .*this GPU has 12\.0",
+        {"sm": 9.0},
     ),
     "nvfp4-is-not-for-gemma": Case(
         {"qformat": NVFP4, "shape": GEMMA}, "nvfp4 is not supported for GemmaForCausalLM", {"shape": LLAMA}

@@ -123,6 +123,11 @@ CASES = {
     "llm-api-has-no-int8-kv": Case(
         llm(kv_format=KvFormat.INT8), "does not support kv_cache=int8: ModelOpt exports no", {"kv_format": KvFormat.FP8}
     ),
+    "llm-api-fp8-kv-below-sm89": Case(
+        llm(kv_format=KvFormat.FP8, sm=8.0, kv_reuse=True),
+        r"kv_cache=fp8 on compute capability 8\.0 rules out KV-cache reuse: .*enable_block_reuse=false",
+        {"kv_reuse": False},
+    ),
     "llm-api-has-no-sparsity": Case(
         llm(sparsity="magnitude"), "does not support sparsity=magnitude", {"sparsity": "none"}
     ),

@@ -40,11 +40,11 @@ def test_kinds_in_words():
     assert found["sizing.prices.utilisation"].kind == "number > 0 and <= 1 or null"
     assert found["benchmark.concurrency"].kind == "list of integer >= 1 and <= 1000000 or null"
     assert found["serving.openai"].choices == ("true", "false")
-    assert found["build.trtllm.paged_state"] == Key(
-        "build.trtllm.paged_state",
+    assert found["build.trtllm.dora_plugin"] == Key(
+        "build.trtllm.dora_plugin",
         "one of enable, disable or null",
         ("enable", "disable"),
-        "recurrent state in pages, for Mamba and RecurrentGemma. Default: enable.",
+        "DoRA. Default: disable.",
     )
     assert found["model.shape"].kind.startswith("null, or a mapping with the keys architecture, ")
     assert (

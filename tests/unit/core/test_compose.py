@@ -115,8 +115,8 @@ def test_model_shapes_equal_the_published_table():
         ("modle=tiny_llama", r"'modle' is not a known setting\. Did you mean 'model'\?"),
         ("sizing.calibration=x", r"sizing\.calibration is not a known setting\. It is now 'sizing\.fit'"),
         (
-            "build.paged_state=disable",
-            r"'build\.paged_state' is not a known setting\. It is now build\.trtllm=\{paged_state: disable\}\.",
+            "build.dora_plugin=disable",
+            r"'build\.dora_plugin' is not a known setting\. It is now build\.trtllm=\{dora_plugin: disable\}\.",
         ),
         (
             "build.dry_run=true",
@@ -127,12 +127,12 @@ def test_model_shapes_equal_the_published_table():
             r"build\.trtllm\.dry_run cannot be set to 'true': it makes no engine; `make plan`",
         ),
         (
-            "build.trtllm={paged_stat: disable}",
-            r"'build\.trtllm\.paged_stat' is not .* Did you mean 'build\.trtllm\.paged_",
+            "build.trtllm={dora_plugi: disable}",
+            r"'build\.trtllm\.dora_plugi' is not .* Did you mean 'build\.trtllm\.dora_",
         ),
         (
-            "build.trtllm={paged_state: on}",
-            r"build\.trtllm\.paged_state='on' is not known\. Choose one of enable, disable",
+            "build.trtllm={dora_plugin: on}",
+            r"build\.trtllm\.dora_plugin='on' is not known\. Choose one of enable, disable",
         ),
         ("max_batch_size=3", r"Did you mean 'build\.max_batch_size'\?"),
         (

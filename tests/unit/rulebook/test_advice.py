@@ -104,15 +104,15 @@ def test_no_message_sends_gpt_oss_where_it_is_refused(engine: str, quant: QForma
 
 def test_options_of_a_format_are_to_be_removed_where_the_format_does_not_exist() -> None:
     """On Hopper quant=fp8 is the other way out; on Ampere there is none."""
-    plugin = {"low_latency_gemm_plugin": "fp8"}
+    plugin = {"gemm_plugin": "fp8"}
     (hopper,) = refused(check(deployment(sm=9.0, qformat=QFormat.INT4_AWQ, build=plugin)))
     (ampere,) = refused(check(deployment(sm=8.0, qformat=QFormat.INT4_AWQ, build=plugin)))
-    assert hopper.todo == "Remove build.trtllm.low_latency_gemm_plugin, or choose quant=fp8."
-    assert ampere.todo == "Remove build.trtllm.low_latency_gemm_plugin."
+    assert hopper.todo == "Remove build.gemm_plugin, or choose quant=fp8."
+    assert ampere.todo == "Remove build.gemm_plugin."
 
 
 def test_where_no_format_helps_the_message_says_so() -> None:
     """FP8 plugins need quant=fp8, which the A100 does not run; 16 bit is refused because of the plugin."""
-    plugin = {"low_latency_gemm_plugin": "fp8"}
+    plugin = {"gemm_plugin": "fp8"}
     faults = refused(check(deployment(sm=8.0, qformat=QFormat.FP8, build=plugin)))
     assert [fault.allowed for fault in faults] == ["On compute capability 8.0: no format with the other settings."]

@@ -75,7 +75,7 @@ def test_all_to_all_sends_a_token_to_the_ranks_of_its_experts_alone():
         ({"pp": 33}, "pp_size=33 is not between 1 and llama-3.1-8b's 32 layers"),
         (
             {"gpu": gpu_named("a100_sxm_80gb"), "qformat": QFormat.NONE, "kv_format": KvFormat.FP8},
-            r"A100-SXM-80GB has no FP8 for the KV cache\. It supports auto or int8",
+            r"An FP8 KV cache on A100-SXM-80GB is not modelled\. Choose auto or int8",
         ),
         (
             {"gpu": gpu_named("b200_sxm"), "qformat": QFormat.INT4_AWQ},
@@ -89,7 +89,7 @@ def test_all_to_all_sends_a_token_to_the_ranks_of_its_experts_alone():
             {"gpu": gpu_named("b200_sxm"), "qformat": QFormat.NVFP4, "model": model_named("gemma-7b")},
             r"quant=nvfp4 is not supported for GemmaForCausalLM by TensorRT-LLM\. It supports: none, fp8",
         ),
-        ({"gpu": gpu_named("b200_sxm"), "kv_format": KvFormat.INT8}, "has no INT8 for the KV cache"),
+        ({"gpu": gpu_named("b200_sxm"), "kv_format": KvFormat.INT8}, "INT8 KV cache on B200-SXM-180GB is not modelled"),
     ],
 )
 def test_what_the_hardware_cannot_do_is_refused(model, change, message):
