@@ -250,6 +250,9 @@ def _missing(engine: EngineDescription, machine: Machine, ranks: int) -> tuple[s
     if engine.needs_gpu and machine.gpus and len(machine.gpus) < ranks:
         lacks.append(f"{count(ranks, 'rank')} on {count(ranks, 'GPU')}, of which there are {len(machine.gpus)}")
     todo = "Use NVIDIA's container on a GPU machine (make shell); `make plan` and engine=openvino work here."
+    if not engine.writes_engine:
+        todo = "`make build` makes its files here"
+        todo += "." if engine.on_device else "; NVIDIA's container with trtllm-serve (image.base_llm_api) serves them."
     return ("; ".join(lacks), todo) if lacks else None
 
 

@@ -30,6 +30,9 @@ def test_without_a_gpu_the_cpu_engine_runs_and_the_others_say_why():
     refused = found["tensorrt_llm", "tiny_llama", "int4_awq"]
     assert "there is no NVIDIA GPU (nvidia-smi is not installed)" in refused.reason
     assert "make shell" in refused.todo
+    elsewhere = [found[engine, "tiny_llama", "int4_awq"].todo for engine in ("tensorrt_llm_llmapi", "tensorrt_edge")]
+    assert "(image.base_llm_api) serves them" in elsewhere[0]
+    assert all("`make build` makes its files here" in todo and "make shell" not in todo for todo in elsewhere)
 
 
 def test_verdicts_are_those_of_the_rules(monkeypatch):
