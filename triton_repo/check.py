@@ -121,8 +121,12 @@ def _missing_files(
         version = folder / name / "1"
         if not version.is_dir():
             yield Fault(f"{name} has no version folder '{name}/1'.", todo=AGAIN)
-        elif config.backend == "python" and not (version / "model.py").is_file() and not llmapi:
-            if ENCODERS not in configs or name not in OF_NVIDIA:
+        elif config.backend == "python" and not (version / "model.py").is_file():
+            if llmapi:
+                if to_be_served:
+                    what = f"{name} has no '{name}/1/model.py': its code is NVIDIA's, of TensorRT-LLM 1.3."
+                    yield Fault(what, f"The commands in {DESCRIPTION} copy it.", "Or add serving.server=trtllm_serve.")
+            elif ENCODERS not in configs or name not in OF_NVIDIA:
                 yield Fault(f"{name} has no '{name}/1/model.py', and its backend is python.", todo=AGAIN)
             elif to_be_served:
                 yield Fault(

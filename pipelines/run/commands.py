@@ -108,7 +108,7 @@ def serve(overrides: Sequence[str]) -> int:
             store, place = Store(settings.paths.store), folder.absolute()
             store.check(Artifact(place, read_manifest(place)))
             store.hashes.save()
-    _refuse_unfit(folder)
+    _refuse_unfit(folder, by_triton=settings.serving.server == "tritonserver")
     bundled = settings.model.bundled and not settings.model.path
     prompt = BUNDLED_PROMPT if bundled else foreground.EXAMPLE_PROMPT
     with in_use(folder):
@@ -120,14 +120,14 @@ def serve(overrides: Sequence[str]) -> int:
         return foreground.serve(folder, settings.serving, ScreenProgress(), prompt=prompt, slo=slo)
 
 
-def _refuse_unfit(folder: Path) -> None:
+def _refuse_unfit(folder: Path, *, by_triton: bool) -> None:
     """Refuse a repository that was edited, or whose engine was built by another version or on another GPU."""
     from triton_repo.check import check_repository
 
     if read_repository(folder).gpu:
-        refuse(check_repository(folder) or fit_faults(folder / ENGINE_DIR))
+        refuse(check_repository(folder, to_be_served=by_triton) or fit_faults(folder / ENGINE_DIR))
     else:
-        refuse(check_repository(folder, running_version=runtime_version))
+        refuse(check_repository(folder, running_version=runtime_version, to_be_served=by_triton))
 
 
 def benchmark(overrides: Sequence[str]) -> int:

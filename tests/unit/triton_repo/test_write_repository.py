@@ -259,7 +259,10 @@ def test_llmapi_has_one_model_and_its_yaml(tmp_path):
     assert linked == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert facts["models"] == ["tensorrt_llm"]
     assert facts["settings_without_effect"] == ["cuda_graph_mode"]
-    assert check_repository(tmp_path / "repo") == []
+    assert check_repository(tmp_path / "repo", to_be_served=False) == []
+    (fault,) = check_repository(tmp_path / "repo")
+    assert "no 'tensorrt_llm/1/model.py': its code is NVIDIA's" in str(fault)
+    assert "serving.server=trtllm_serve" in str(fault)
 
 
 def test_llmapi_refuses_an_engine(tmp_path):
@@ -303,7 +306,7 @@ def test_what_would_stop_the_llm_api_is_found(tmp_path, change, message):
         made_from={},
     )
     change(tmp_path / "repo/tensorrt_llm/1")
-    (fault,) = check_repository(tmp_path / "repo")
+    (fault,) = check_repository(tmp_path / "repo", to_be_served=False)
     assert message in str(fault)
 
 
@@ -358,7 +361,7 @@ def test_a_draft_checkpoint_of_the_llm_api_is_carried(tmp_path):
     repo = tmp_path / "repo"
     content = yaml.safe_load((repo / "tensorrt_llm/1/model.yaml").read_text())
     assert content["speculative_config"]["speculative_model"] == "tensorrt_llm/1/draft"
-    assert check_repository(repo) == []
+    assert check_repository(repo, to_be_served=False) == []
     (repo / "tensorrt_llm/1/draft/model.safetensors").unlink()
-    (fault,) = check_repository(repo)
+    (fault,) = check_repository(repo, to_be_served=False)
     assert "draft' lacks *.safetensors" in str(fault)
