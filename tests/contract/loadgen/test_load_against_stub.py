@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -118,43 +119,46 @@ def test_answers_that_take_longer_than_the_warm_up_are_said(tmp_path: Path, warm
     assert all("Set benchmark.warmup_s=2 or more." in note for note in notes)
 
 
-def test_two_processes_measure_one_load(tmp_path: Path) -> None:
-    """Every index once, on one clock."""
+@pytest.fixture(scope="module")
+def quick() -> Iterator[str]:
+    """The address of a server that answers after 5 ms, for tests that ask nothing else of it."""
     with running("--ttft-ms", "5") as server:
-        result = measure(server.url, tmp_path, {"arrival": "poisson"}, request_rate=60, processes=2)
+        yield server.url
+
+
+def test_two_processes_measure_one_load(quick: str, tmp_path: Path) -> None:
+    """Every index once, on one clock."""
+    result = measure(quick, tmp_path, {"arrival": "poisson"}, request_rate=60, processes=2)
     rows = records(tmp_path)
     assert [t.index for t in rows] == list(range(len(rows)))
     assert [t.intended_ns for t in rows] == sorted(t.intended_ns for t in rows)
     assert result.levels[0].client.facts["processes"] == 2
 
 
-def test_a_whole_window_has_exactly_the_number_asked_for(tmp_path: Path) -> None:
+def test_a_whole_window_has_exactly_the_number_asked_for(quick: str, tmp_path: Path) -> None:
     """From the first request to the last response, start burst inside, and the protocol says so."""
-    with running("--ttft-ms", "5") as server:
-        how = {"window": "whole", "duration_s": None, "num_requests": 21, "concurrency": 4}
-        result = measure(server.url, tmp_path, **how)
+    how = {"window": "whole", "duration_s": None, "num_requests": 21, "concurrency": 4}
+    result = measure(quick, tmp_path, **how)
     assert result.levels[0].summary.requests == len(records(tmp_path)) == 21
     assert result.protocol["start_burst_in_window"] is True
 
 
-def test_a_steady_window_ends_with_the_number_asked_for(tmp_path: Path) -> None:
+def test_a_steady_window_ends_with_the_number_asked_for(quick: str, tmp_path: Path) -> None:
     """Requests of the warm-up and those still under way are not in it."""
-    with running("--ttft-ms", "5") as server:
-        result = measure(server.url, tmp_path, duration_s=None, num_requests=21, concurrency=4)
+    result = measure(quick, tmp_path, duration_s=None, num_requests=21, concurrency=4)
     assert result.levels[0].summary.requests == 21 < len(records(tmp_path))
     assert result.protocol["start_burst_in_window"] is False
 
 
 @pytest.mark.parametrize(("enough", "seconds"), [(20, (0.5, 1.9)), (10_000, (2.0, 2.6))])
 def test_a_window_goes_on_until_there_are_enough_requests(
-    enough: int, seconds: tuple[float, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    enough: int, seconds: tuple[float, float], quick: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With duration_s=auto, between a shortest and a longest time."""
     for module in (load_settings, run):
         monkeypatch.setattr(module, "AUTO_SECONDS", (0.5, 2.0))
         monkeypatch.setattr(module, "AUTO_REQUESTS", enough)
-    with running("--ttft-ms", "5") as server:
-        result = measure(server.url, tmp_path, duration_s="auto", concurrency=1)
+    result = measure(quick, tmp_path, duration_s="auto", concurrency=1)
     begin, end = json.loads(gzip.decompress((tmp_path / "requests-1.json.gz").read_bytes()))["window_ns"]
     assert seconds[0] <= (end - begin) / 1e9 <= seconds[1]
     assert result.levels[0].summary.requests >= min(enough, 30)
