@@ -234,11 +234,12 @@ RULES = (
         source=SUPPORT,
     ),
     rule(
-        name="llm-api-leaves-out-windows-of-qwen",
-        when=lambda d: d.outgrows_window and bool(known(d.shape).family.qwen_type),
-        failed=f"{OUTGROWN} with engine=tensorrt_llm_llmapi: its PyTorch backend does not read use_sliding_window.",
+        name="llm-api-leaves-out-windows",
+        when=lambda d: d.outgrows_window and (known(d.shape).family.qwen_type or known(d.shape).family.name == "phi3"),
+        failed=f"{OUTGROWN} with engine=tensorrt_llm_llmapi: its PyTorch backend does not read the window.",
         todo="Set build.max_seq_len={d.shape.sliding_window}, or use engine=tensorrt_llm.",
-        source="tensorrt_llm/_torch/models/modeling_qwen.py@047098b, modeling_qwen3.py: no attention_window_size",
+        source="tensorrt_llm/_torch/models/modeling_qwen.py@047098b, modeling_qwen3.py, modeling_phi3.py@000a01d: no"
+        " attention_window_size",
     ),
     uneven_rule(
         name="llm-api-ranks-divide-heads-and-mlp",

@@ -18,6 +18,7 @@ from pipelines.rules.rulebook import RULES, check, check_checkpoint, refused, wa
 from pipelines.settings.features import lookahead_draft_len, lookahead_sizes
 from tests.support.rule_cases import CASES, GEMMA, LLAMA, deployment
 from tests.support.rule_cases.rotary import PHI
+from tests.support.rule_cases.words import MISTRAL
 
 ONE_MODEL = LlmApiOptions("1.3.0rc24", extra={"speculative_config": {"decoding_type": "MTP", "max_draft_len": 1}})
 NGRAM = LlmApiOptions("1.3.0rc24", extra={"speculative_config": {"decoding_type": "NGram", "max_draft_len": 4}})
@@ -250,3 +251,11 @@ def test_llama_and_those_built_on_its_class_look_ahead_and_fuse_swiglu(architect
 def test_a_device_gets_a_plain_model_and_reads_nothing_of_tritonserver(given: dict, said: str) -> None:
     (found,) = [each for each in check(deployment(engine="tensorrt_edge", **given)) if each.rule.topic == edge.TOPIC]
     assert re.search(said, str(found.fault))
+
+
+def test_the_llm_api_leaves_out_the_window_of_phi_3():
+    """Mistral's is read by newer versions, so it is not refused."""
+    phi = replace(MISTRAL, architecture="Phi3ForCausalLM")
+    (fault,) = refused(check(deployment(engine="llmapi", shape=phi, build={"max_seq_len": 8192})))
+    assert "Phi3ForCausalLM was trained with an attention window of 4096" in fault.message
+    assert not refused(check(deployment(engine="llmapi", shape=MISTRAL, build={"max_seq_len": 8192})))
