@@ -261,14 +261,17 @@ def _what_fits(question: Question, cost_of: CostOf) -> str:
     """Name, as overrides, GPUs per instance and formats with which the model fits, and given limits that it misses."""
     more = replace(question, tp=usual_tp(1, question.model, question.gpu))
     formats, terms = tuple(proposed(runnable(next(question.setups())))), question.terms
-    given = [name for name in ("max_batch_size", "max_num_tokens") if getattr(terms.wanted, name)]
-    free = replace(terms, wanted=replace(terms.wanted, **dict.fromkeys(given)))  # type: ignore[arg-type]
+    limits = dict.fromkeys(name for name in ("max_batch_size", "max_num_tokens") if getattr(terms.wanted, name))
+    given = [f"build.{name}" for name in limits]
+    if terms.sizes.max_kv_tokens is not None:
+        given.append("triton.max_tokens_in_paged_kv_cache")
+    sizes, wanted = replace(terms.sizes, max_kv_tokens=None), replace(terms.wanted, **limits)  # type: ignore[arg-type]
     wider, other = _fitting(more, cost_of), _fitting(replace(question, formats=formats), cost_of)
     ways = [f"with {_tp(wider)}"] * bool(wider) + [f"with {_formats(other)}"] * bool(other)
     if not ways and (both := _fitting(replace(more, formats=formats), cost_of)):
         ways = [f"with {_tp(both)} {_formats(both)}"]
-    if given and _fitting(replace(question, terms=free), cost_of):
-        ways.append(f"without {' and '.join(f'build.{name}' for name in given)}")
+    if given and _fitting(replace(question, terms=replace(terms, sizes=sizes, wanted=wanted)), cost_of):
+        ways.append(f"without {' and '.join(given)}")
     return f"It fits {', or '.join(ways)}." if ways else "Choose a GPU with more memory."
 
 

@@ -18,7 +18,6 @@ from pipelines.domain.summary import RequestColumns, ordered
 from pipelines.domain.summary import percentile as share_below
 from pipelines.domain.units import show_bytes
 from pipelines.predict.performance.limits import ChosenLimits
-from pipelines.predict.performance.memory import DeviceMemory
 from pipelines.predict.performance.performance import Costed, Setup
 from pipelines.predict.performance.placement import Placed, place
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun, request_columns
@@ -139,12 +138,15 @@ def instance(question: Question, setup: Setup, costed: Costed) -> Instance:
     except UserError as error:
         raise AgainstRulesError.of(error.faults) from None
     if not placed.holds(question.longest):
-        raise UserError(_too_large(question, setup, placed.memory))
+        raise UserError(_too_large(question, setup, placed))
     return Instance(setup, costed, placed)
 
 
-def _too_large(question: Question, setup: Setup, memory: DeviceMemory) -> str:
+def _too_large(question: Question, setup: Setup, placed: Placed) -> str:
+    memory, most = placed.memory, placed.sizes.max_kv_tokens
     per_gpu, has = " per GPU" if setup.gpus > 1 else "", show_bytes(memory.total)
+    if most is not None and memory.kv_tokens >= most:
+        return f"triton.max_tokens_in_paged_kv_cache={most} holds no request of {question.longest:,} tokens"
     if memory.weights > memory.total:
         return f"weights of {show_bytes(memory.weights)}{per_gpu}, the GPU has {has}"
     return (

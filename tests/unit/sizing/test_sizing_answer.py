@@ -154,6 +154,14 @@ def test_a_given_limit_that_takes_the_memory_is_named():
         answer(asked, made_up)
 
 
+def test_a_given_bound_of_the_kv_cache_is_the_reason():
+    said = (
+        r"TP 1 fp8: triton\.max_tokens_in_paged_kv_cache=512 holds no request of 1,100 tokens\. It fits without triton"
+    )
+    with pytest.raises(UserError, match=said):
+        answer(question(max_kv_tokens=512), made_up)
+
+
 def test_a_model_that_fits_nowhere_says_what_each_size_lacks():
     asked = question(model=model_named("llama-3.1-405b"), tp=(1, 2))
     with pytest.raises(
