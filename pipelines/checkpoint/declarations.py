@@ -8,6 +8,7 @@ process_layer_quant_config) write it, the last one in hf_quant_config.json as we
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -223,7 +224,8 @@ def _of_compressed(block: Mapping[str, Any]) -> _Demands:
         return
     weights = _weights(block)
     yield "format", form, _COMPRESSED
-    yield "number of config_groups", len(groups), (1,)
+    kinds = {json.dumps(group | {"targets": None}, sort_keys=True) for group in groups.values()}
+    yield "number of different config_groups", len(kinds), (1,)
     sparse = block.get("sparsity_config") or {}
     yield "sparsity_config.format", sparse.get("format") if isinstance(sparse, Mapping) else sparse, ("dense", None)
     yield "transform_config", block.get("transform_config") or None, (None,)

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipelines.checkpoint.declarations import quantization_of
-from pipelines.checkpoint.given import WITH_ACTIVATIONS
+from pipelines.checkpoint.declarations import kind_faults, quantization_of
+from pipelines.checkpoint.given import WITH_ACTIVATIONS, given_format
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.families import BUILT, FAMILIES, SIZED
 from pipelines.domain.formats import BY_QUANT_ALGO, stored_as
@@ -57,17 +57,23 @@ def known_model(settings: Settings) -> ModelShape:
 
 
 def _in_folder(folder: Path, name: str) -> ModelShape:
-    """Return the shape of a model from its folder; of one that is not built here, also what the folder holds."""
+    """Return the shape of a model from its folder; with what the folder holds, if it is quantized or not built here."""
     config = model_config(folder)
     shape = ModelShape.from_hf_config(config, str(folder / "config.json"), name=name, buildable=False)
     family = None if shape.architecture else SIZED[config["architectures"][0]]
+    block = quantization_of(folder, config)
     if family is None or not family.layers:
-        return shape
+        return shape if block is None else replace(shape, published={_given_form(block): str(folder)})
     form, kept = "none", {}
-    if (block := quantization_of(folder, config)) is not None:
+    if block is not None:
         form = _form_of(block)
         kept = {form: "blocks" if block.get("weight_block_size") else _kept_in_16_bit(block, shape)}
     return replace(shape, published={form: str(folder)} if family.llm_api else {}, in_16_bit=kept)
+
+
+def _given_form(block: Mapping[str, Any]) -> str:
+    """Return the value of `quant` that imports a folder, or the format that it declares where none does."""
+    return _form_of(block) if any(kind_faults("", block)) else str(given_format(block).qformat)
 
 
 def _form_of(block: Mapping[str, Any]) -> str:

@@ -67,6 +67,21 @@ SPREAD = {"ttft": 0.40, "itl": 0.15, "throughput": 0.15}
 """Standard deviation of log(predicted / measured) assumed where nothing was fitted."""
 
 
+def checkpoint_text(setup: Setup) -> str:
+    """Say which folder is sized, where this project does not make it; "" where it does."""
+    model, form = setup.model, setup.qformat
+    if model.architecture and model.published and QFormat.NONE not in model.published:  # a quantized folder on disk
+        ((held, folder),) = model.published.items()
+        other = f"{folder} is in {held}; the figures are of quant={form} of its 16-bit original"
+        return f"{folder} as published" if held == form else other
+    if form in model.published:
+        return f"{model.published[form]} as published, not made here"
+    if model.published and not model.architecture:
+        others = f"no published folder of {model.name} in {form} is known here (only {', '.join(model.published)})"
+        return f"{others}, and none is made: sizes as if there were"
+    return ""
+
+
 def origin(provenance: Provenance, why: str) -> str:
     """Describe the origin of coefficients: "fitted to 3 loads ...", "transferred: L4 was measured ..."."""
     return why if provenance == "fitted" else f"{provenance}: {why}"

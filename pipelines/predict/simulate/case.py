@@ -22,7 +22,7 @@ from pipelines.predict.performance.gpus import data_sheet, resolved
 from pipelines.predict.performance.limits import ChosenLimits, known_lengths
 from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.performance.models import engine_of, known_model
-from pipelines.predict.performance.performance import Setup, origin
+from pipelines.predict.performance.performance import Setup, checkpoint_text, origin
 from pipelines.predict.performance.placement import Judge, cached_prefix, unjudged
 from pipelines.predict.simulate.outcome import (
     SHORT,
@@ -127,7 +127,8 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings, judge: Judge) ->
     settings = tuned_for(settings, model, hardware)
     gpu = data_sheet(hardware)
     modelled = gpu_model(settings, model, gpu, costs(settings))
-    judge(Setup.of(settings, model, gpu), modelled.limits)
+    setup = Setup.of(settings, model, gpu)
+    judge(setup, modelled.limits)
     _refuse_longer(settings, model.max_position_embeddings, modelled.limits)
     case = _deployed(
         settings,
@@ -141,7 +142,8 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings, judge: Judge) ->
     only = engine is LLM_API and with_setting(settings.engine.name) is not LLM_API
     served = (f"engine: {engine.title}'s LLM API, because TensorRT engines do not run {model.name}",) if only else ()
     chosen = () if modelled.limits is None else modelled.limits.lines()
-    return replace(case, notes=(*served, *case.notes, *chosen))
+    folder = (f"folder: {text}",) if (text := checkpoint_text(setup)) else ()
+    return replace(case, notes=(*served, *folder, *case.notes, *chosen))
 
 
 def _refuse_longer(settings: Settings, context: int, limits: ChosenLimits | None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pipelines.document.show import NONE, count, number
 from pipelines.host.screen import table, wrapped
-from pipelines.predict.performance.performance import Setup, origin
+from pipelines.predict.performance.performance import checkpoint_text, origin
 from pipelines.predict.sizing.answer import WORDS, Check, FleetOption, PeakTrial
 from pipelines.predict.sizing.fleet import Cost, PeakFleet
 from pipelines.predict.sizing.question import Demand, Question
@@ -147,17 +147,6 @@ def answer_terms(result: Result) -> tuple[tuple[str, str], ...]:
         ("tokens", _tokens(question)),
         *(("cost", text) for text in costs),
     )
-
-
-def checkpoint_text(setup: Setup) -> str:
-    """Say which folder is sized, where this project does not make it; "" where it does."""
-    model, form = setup.model, setup.qformat
-    if folder := model.published.get(form):
-        return f"{folder} as published, not made here"
-    if model.published and not model.architecture:
-        others = f"no published folder of {model.name} in {form} is known here (only {', '.join(model.published)})"
-        return f"{others}, and none is made: sizes as if there were"
-    return ""
 
 
 def _interval(option: FleetOption) -> str:

@@ -159,6 +159,11 @@ IN_NVFP4 = compressed("nvfp4-pack-quantized", FP4 | {"dynamic": False}, FP4 | {"
 OF_ROWS = compressed("pack-quantized", {"num_bits": 4, "type": "int", "strategy": "channel", "symmetric": True}, None)
 OF_NAMES = compressed("pack-quantized", OF_ROWS["config_groups"]["group_0"]["weights"], None) | {"ignore": []}
 OF_NAMES["config_groups"]["group_0"]["targets"] = ["re:.*_proj$"]
+EQUAL = OF_ROWS | {
+    "config_groups": {
+        part: OF_NAMES["config_groups"]["group_0"] | {"targets": [f"re:.*{part}.*"]} for part in ("self_attn", "mlp")
+    }
+}
 RIGHT = {
     "auto-round as auto_gptq": (auto_round, GPTQ | {"provider": "auto-round", "lm_head": False}, QFormat.INT4_GPTQ),
     "auto-round": (auto_round, AUTO_ROUND | {"packing_format": "auto_round:auto_gptq"}, QFormat.INT4_GPTQ),
@@ -174,6 +179,7 @@ RIGHT = {
     "one scale for a row": (gptq_of_rows, GPTQ | {"group_size": -1}, QFormat.INT4_GPTQ),
     "compressed-tensors, rows": (compressed_of_rows, OF_ROWS, QFormat.INT4_GPTQ),
     "compressed-tensors, names": (compressed_of_rows, OF_NAMES, QFormat.INT4_GPTQ),
+    "compressed-tensors, two equal groups": (compressed_of_rows, EQUAL, QFormat.INT4_GPTQ),
     "fp8 of Transformers": (fp8_of_transformers, FP8 | {"modules_to_not_convert": ["lm_head"]}, QFormat.FP8),
     "int8 of compressed-tensors": (int8_of_compressed, IN_INT8, QFormat.INT8_SQ),
     "nvfp4 of compressed-tensors": (nvfp4_of_compressed, IN_NVFP4, QFormat.NVFP4),
@@ -242,6 +248,11 @@ DECLARED = {
     "FP8 in blocks": (blocks_fp8, FP8 | {"weight_block_size": [128, 128]}, {}, r"weight_block_size=\[128, 128\]"),
     "FP8 in INT8": (int8_of_compressed, FP8, {}, "'.*q_proj.weight' is I8. It can be F8_E4M3"),
     "another group": (auto_round, AUTO_ROUND | {"group_size": 64}, {}, r"qzeros' has the shape \[8, 32\]"),
+    "two groups": (
+        compressed_of_rows,
+        EQUAL | {"config_groups": EQUAL["config_groups"] | {"mlp": {"targets": ["Linear"], "weights": INT8}}},
+        {}, "number of different config_groups=2. It can be 1",
+    ),
     "dynamic INT8": (
         int8_of_compressed,
         compressed("int-quantized", INT8 | {"strategy": "channel"}, INT8 | {"strategy": "token", "dynamic": True}),

@@ -16,9 +16,12 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.registry import LLM_API
 from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.models import engine_of, known_model, model_named
-from pipelines.predict.performance.performance import PerformanceModel, Setup
-from pipelines.predict.sizing.words import checkpoint_text
+from pipelines.predict.performance.performance import PerformanceModel, Setup, checkpoint_text
+from pipelines.predict.simulate.case import make_case
+from pipelines.predict.sizing.question import ask
 from pipelines.settings.compose import load
+from pipelines.settings.model import BUNDLED
+from tests.unit.sizing.test_size_command import NO_GPU
 
 DEEPSEEK_V3 = {
     "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "num_hidden_layers": 61,
@@ -189,6 +192,32 @@ def test_a_folder_says_its_format_and_what_it_keeps(tmp_path, name, config, quan
         assert checkpoint_text(ours) == f"{tmp_path} as published, not made here"
         other = replace(ours, qformat=QFormat.INT4_AWQ)
         assert f"in int4_awq is known here (only {form}), and none is made" in checkpoint_text(other)
+
+
+INT4 = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "packing_format": "auto_round:auto_gptq"}
+
+
+@pytest.mark.parametrize(
+    ("block", "quant", "text"),
+    [
+        (INT4, "none", "is in int4_gptq; the figures are of quant=none of its 16-bit original"),
+        (INT4, "int4_gptq", "as published"),
+        ({"quant_method": "hqq"}, "fp8", "is in hqq; the figures are of quant=fp8 of its 16-bit original"),
+        (IN_BLOCKS, "fp8", "as published"),
+        (None, "fp8", ""),
+    ],
+)
+def test_a_quantized_folder_that_is_built_here_is_said(tmp_path, block, quant, text):
+    """What would be made is not made from this folder; before, sizes of another format were given without a word."""
+    llama = json.loads((BUNDLED / "models/tiny_llama/config.json").read_text())
+    given = folder(tmp_path, llama | ({"quantization_config": block} if block else {}))
+    settings = load(
+        [f"model.path={given}", f"quant={quant}", "hardware=h100_sxm", "sizing.peak_rate=5", "sizing.tp=[1]"]
+    )
+    (setup,) = ask(settings, NO_GPU).setups()
+    assert checkpoint_text(setup) == (f"{given} {text}" if text else "")
+    folders = [note for note in make_case(settings, NO_GPU).notes if note.startswith("folder")]
+    assert folders == ([f"folder: {given} {text}"] if text else [])
 
 
 def test_other_commands_refuse_the_architecture_before_anybody_fetches_its_weights(tmp_path, capsys):

@@ -19,13 +19,12 @@ from pipelines.plan.candidates import judge_of
 from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.limits import drawn_lengths, known_lengths
 from pipelines.predict.performance.models import model_named
-from pipelines.predict.performance.performance import PerformanceModel, Setup
+from pipelines.predict.performance.performance import PerformanceModel, Setup, checkpoint_text
 from pipelines.predict.performance.placement import place
 from pipelines.predict.sizing.answer import answer
 from pipelines.predict.sizing.question import ask, setup_label
 from pipelines.predict.sizing.sensitivity import changes
 from pipelines.predict.sizing.size_command import question_id
-from pipelines.predict.sizing.words import checkpoint_text
 from pipelines.settings.root import Settings
 from tests.conftest import ROOT
 from tests.support.load_settings import workload
