@@ -40,7 +40,7 @@ def test_without_a_draft_model_nothing_is_counted() -> None:
     ("values", "said"),
     [
         ({"beam_width": 2}, "beam_width=2 is not supported here: this model runs with a draft model"),
-        ({"runtime_top_k": 4}, r"sampling \(runtime_top_k=4, runtime_top_p=0.0\) is not supported here"),
+        ({"runtime_top_k": 4}, r"sampling \(runtime_top_k=4, runtime_top_p=0.0\) is not supported here.* set a seed"),
     ],
 )
 def test_what_guesses_cannot_be_checked_for_is_refused(values: dict[str, Any], said: str) -> None:
@@ -48,7 +48,8 @@ def test_what_guesses_cannot_be_checked_for_is_refused(values: dict[str, Any], s
         read_requests(inputs(**values), BOUNDS)
 
 
-def test_an_adapter_and_returned_logits_do_without_the_draft_model() -> None:
+def test_an_adapter_a_seed_and_returned_logits_do_without_the_draft_model() -> None:
+    assert read_requests(inputs(runtime_top_k=4, seed=1), BOUNDS)[0].samples
     assert read_requests(inputs(runtime_top_k=4, lora_task_id=7), BOUNDS)[0].samples
     assert read_requests(inputs(runtime_top_k=4, return_generation_logits=True), BOUNDS)[0].samples
 
