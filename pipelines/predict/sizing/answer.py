@@ -298,7 +298,9 @@ def _what_limits(question: Question, metric: str) -> str:
         "itl": "Reading the weights once per token sets the lower bound",
         "e2e": f"{question.mean_osl:,.0f} output tokens, one after the other, set the lower bound",
     }.get(metric, "The engine sets the lower bound")
-    return f"{what}: allow more GPUs per instance (sizing.tp), another format or GPU, or a higher limit."
+    more = [str(tp) for tp in usual_tp(1, question.model, question.gpu) if tp > max(question.tp)]
+    wider = f"more GPUs per instance (sizing.tp=[{','.join(more)}]), " if more else ""
+    return f"{what}: allow {wider}another format or GPU, or a higher limit."
 
 
 # Simulate the recommended fleet, and one instance fewer, at the peak.

@@ -177,8 +177,11 @@ def test_a_limit_that_nothing_meets_says_the_best_there_is_and_what_limits_it():
         UserError, match=r"meets the limits: the closest is TP 4 fp8, where TTFT P95 is 16\.21 ms at .* limit is 5"
     ):
         answer(asked, made_up)
-    with pytest.raises(UserError, match=r"prefill of 1,000 input tokens, network"):
+    advice = r"prefill of 1,000 input tokens, .* allow more GPUs per instance \(sizing\.tp=\[8\]\), another format"
+    with pytest.raises(UserError, match=advice):
         answer(asked, made_up)
+    with pytest.raises(UserError, match=r"lower bound: allow another format or GPU"):
+        answer(replace(asked, tp=(8,)), made_up)
 
 
 def test_the_closest_configuration_misses_its_limit_by_the_least():
