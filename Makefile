@@ -34,8 +34,8 @@ RARE := databricks|fontTools|mlflow|mypy|networkx|nltk|openai|pip|pygments|sklea
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Making $(VENV) (once, some minutes) ..."
 	@$(SYSTEM_PYTHON) -m venv $(VENV)
-# That of Python 3.11 takes three times as long to choose versions.
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade 'pip>=25' || echo 'Going on with the pip there is.'
+# pip of Python 3.11's venv takes three times as long to resolve versions.
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile 'pip>=25' || echo 'Continuing with the installed pip.'
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[cpu,serve,report,size,sweep,dev]'
 # pip compiles one file after the other, and what is rarely imported too; files for another Python do not compile, with pip neither
 	@$(VENV)/bin/python -W ignore -m compileall -qq -j 0 -x 'site-packages/(.*/tests?|$(RARE))/' $(VENV)/lib || true

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.errors import ConfigNumbers, Fault, UserError, refuse, shown
 from pipelines.domain.language_model import LLAVA, LLAVA_NEXT, language_config, whole
-from pipelines.host.files import json_object, parse_json, small_text
+from pipelines.host.files import json_object
 
 if TYPE_CHECKING:
     from pipelines.checkpoint.pictures import Tiling
@@ -190,12 +190,16 @@ def _check_kinds(read: ConfigNumbers, config: Mapping[str, Any], vision: Mapping
 
 
 def image_processor(folder: Path) -> Mapping[str, Any]:
-    """Return how a folder prepares pictures; empty where it does not say."""
+    """Return how a folder prepares pictures; empty where it does not say.
+
+    Raises:
+        UserError: a file of it is no JSON object.
+    """
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (folder / name).is_file():
-            processor: Mapping[str, Any] = parse_json(small_text(folder / name))
-            processor = processor.get("image_processor", processor)
-            if "image_mean" in processor:
+            own = json_object(folder / name)
+            processor = own.get("image_processor", own if name.startswith("pre") else None)
+            if isinstance(processor, Mapping):
                 return processor
     return {}
 
@@ -223,7 +227,7 @@ def check_processor(folder: Path, shape: VisionShape) -> None:
         Fault(
             f"The image processor of {folder} has {key}={shown(processor[key])}, but pictures are prepared with"
             f" {key}={shown(values[0])}.",
-            todo="Use a LLaVA that was trained so: its answers about pictures prepared otherwise would be another's.",
+            todo="Use a LLaVA with this preprocessing: with any other, its answers would not be the model's.",
         )
         for key, values in prepared.items()
         if processor.get(key) is not None and processor[key] not in values

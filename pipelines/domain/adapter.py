@@ -240,7 +240,8 @@ _TOKEN = re.compile(
 )
 
 
-_WORDS = re.compile(r"(?<!\\)\((?:\?:)?((?:\w+\|)*\w+)\)(?![*+?{])")
+_WORDS = re.compile(r"(?<!\\)\((?:\?:)?((?:\w+\|){0,15}\w+)\)(?![*+?{])")
+"""A group of few words: of more, each costs time."""
 
 
 def check_effort(patterns: Mapping[str, Any], where: str, modules: int, repeats: int = 0) -> None:
@@ -277,7 +278,8 @@ def _ways(pattern: str, before: int) -> float:
     groups: list[list[int]] = [[1, 0]]  # of each open group: its alternatives, and whether there is a choice in it
     for token in _TOKEN.finditer(f"{pattern}|"):
         kind, text = token.lastgroup, token[0]
-        if kind == "odd" or (kind == "repeat" and pattern[: token.start()].endswith("(")):
+        begins = pattern[: token.start()][-1:] in ("", "(")
+        if kind == "odd" or (kind == "repeat" and begins) or (kind == "close" and len(groups) == 1):
             return math.inf
         if kind == "open":
             groups.append([1, 0])
@@ -292,7 +294,7 @@ def _ways(pattern: str, before: int) -> float:
             groups[-1][1] = 1
             ways, repeats = (2 * ways, repeats) if text[0] == "?" else (ways, repeats + 1)
         closed = False
-        if kind == "close" and len(groups) > 1:
+        if kind == "close":
             alternatives, closed_choice = groups.pop()
             ways, closed = ways * alternatives, bool(closed_choice)
             groups[-1][1] |= closed_choice

@@ -71,15 +71,16 @@ def compose_config(overrides: Sequence[str]) -> Any:
         for text in overrides
         if text.startswith("~")
     )
+    if not all(KEY.match(text) for text in overrides):
+        raise UserError.of(diagnose(overrides))
     keys = [(text, text.partition("=")[0].lstrip("+")) for text in overrides if "=[" in text]
     # Hydra would merge the choices, the last one on top
     refuse(_list_fault(text, key) for text, key in keys if key in groups())
-    refuse(diagnose(overrides))
     try:
         with hydra_on_conf():
             return compose("config", overrides=list(overrides))
     except (HydraException, OmegaConfBaseException, ValueError):  # ValueError: a number for a name
-        raise UserError.of([unexplained(overrides)]) from None
+        raise UserError.of(diagnose(overrides) or [unexplained(overrides)]) from None
 
 
 def to_raw(config: Any) -> dict[str, Any]:
@@ -336,7 +337,7 @@ def _inside(key: str) -> list[str]:
 
 
 def _moved(key: str, value: str) -> tuple[str, str] | None:
-    """Say what became of a former key that is now an option inside a mapping, e.g. build.moe_plugin."""
+    """Say what became of a former key that is now an option inside a mapping, e.g. build.paged_state."""
     group, _, name = key.partition(".")
     kind = Settings.group(group)
     fields = kind.model_fields if kind else {}

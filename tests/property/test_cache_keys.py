@@ -591,7 +591,7 @@ def test_several_changes_rerun_at_least_what_each_does(start, picked):
         "calibration.split",
         "calibration.column",
         "fidelity.column",
-        "model.path",
+        *("model.path", "model.hub_id", "model.revision"),  # the last two come with a path
         "eval.url",
         "eval.fidelity",  # goes only with a baseline that is made here
     }

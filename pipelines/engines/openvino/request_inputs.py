@@ -216,7 +216,7 @@ def _check_together(request: GenerationRequest, limits: ModelLimits) -> None:
         )
     if limits.draft_model and request.lora_task_id is None and not request.needs_logits:
         # it would stop openvino_genai 2026.4 for every client
-        what, seeded = (f"beam_width={request.beam_width}", "") if request.beam_width > 1 else ("", "")
+        what, seeded = f"beam_width={request.beam_width}" if request.beam_width > 1 else "", ""
         if request.samples and not what:
             what = f"sampling (runtime_top_k={request.top_k}, runtime_top_p={request.top_p})"
             seeded = " set a seed (the request is then served without the draft model),"

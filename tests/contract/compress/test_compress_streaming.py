@@ -51,8 +51,9 @@ CACHES = {"llama": KvFormat.INT8, "tied": KvFormat.FP8, "gemma": KvFormat.AUTO}
 TWICE = (("tied", QFormat.NONE), ("tied", QFormat.FP8), ("tied", QFormat.W4A8_AWQ), ("tied", QFormat.INT4_RTN),
          ("gemma", QFormat.INT8_SQ), ("gemma", QFormat.INT4_AWQ), ("gemma", QFormat.INT4_GPTQ))  # fmt: skip
 """Llama has every format; each of the others meets some of the algorithms."""
-IN_RANKS = (QFormat.FP8, QFormat.INT8_WO, QFormat.INT4_GPTQ)
-"""Of the others, test_compress_quantize.py divides a checkpoint that is equal here in one piece."""
+IN_RANKS = (QFormat.FP8, QFormat.INT8_WO, QFormat.INT4_GPTQ, QFormat.INT4_RTN)
+"""Of the others, test_compress_quantize.py divides a checkpoint that is equal here in one piece; INT4_WO is stored as
+INT4_GPTQ."""
 
 
 @pytest.mark.parametrize(

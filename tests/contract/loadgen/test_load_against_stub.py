@@ -38,10 +38,11 @@ def measure(
     url: str, folder: Path, work: dict[str, Any] | None = None, model: str = "ensemble", **how: Any
 ) -> BenchmarkResult:
     """A short benchmark; the result as it was written."""
+    others = url.startswith("http") or model != "ensemble"
     result = run_benchmark(
         url,
         workload(**SHORT | (work or {})),
-        benchmark(**QUICK | how | {"model_name": model} | ({"url": url} if url.startswith("http") else {})),
+        benchmark(**QUICK | how | {"model_name": model} | ({"url": url} if others else {})),
         labels={"model": "stub", "precision": "none"},
         tokenizer_dir=TINY_LLAMA,
         out_dir=folder,

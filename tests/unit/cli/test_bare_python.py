@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 
 def test_a_python_without_hydra_is_named_with_the_way_out(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "hydra", None)
-    assert main(["plan", "calibration.column='text'"]) == 2
+    assert main(["plan", r"calibration.column=a\ text"]) == 2
     said = capsys.readouterr().err
     assert "lacks the Python package 'hydra'" in said
     assert "make image, then make shell" in said

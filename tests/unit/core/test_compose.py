@@ -28,6 +28,17 @@ def test_every_file_composes_and_validates(subtests):
             assert settings.model.label
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("quant='fp8'", 'quant="fp8"', "quant={group_size: 64}", "model={path: /x}", "build={max_batch_size: 4}"),
+        *("benchmark={concurrency: [1]}", "+model.path=/x", "+eval.limit=5", "+lora.adapters={3: /a}"),
+    ],
+)
+def test_what_hydra_takes_is_taken(override: str) -> None:
+    assert compose_config([override])
+
+
 def test_all_groups_of_the_readme_are_there():
     assert {"model", "quant", "sparsity", "kv_cache", "calibration", "engine", "build", "eval", "hardware"} <= set(
         groups()

@@ -268,6 +268,21 @@ def test_a_processor_that_prepares_pictures_otherwise_is_named(
         check_processor(path, VisionShape.read(path))
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"image_processor_type": "LlavaImageProcessor", "do_pad": true}', "has do_pad=True"),  # the mean left out
+        ("[]", r"preprocessor_config\.json is not a JSON object: it holds a list"),
+        ("{bad", r"preprocessor_config\.json is not valid JSON"),
+    ],
+)
+def test_a_processor_file_is_judged_or_refused_whatever_it_holds(tmp_path: Path, content: str, words: str) -> None:
+    path = write_folder(tmp_path / "llava")
+    (path / "preprocessor_config.json").write_text(content)
+    with pytest.raises(UserError, match=words):
+        check_processor(path, VisionShape.read(path))
+
+
 def test_the_plan_names_a_processor_with_other_tiles(tmp_path: Path) -> None:
     path = write_folder(tmp_path / "llava", **TILED)
     other = {**PROCESSOR, "image_grid_pinpoints": [[32, 64]], "size": {"height": 32, "width": 32}}

@@ -84,7 +84,7 @@ def test_a_served_repository_is_kept(store, monkeypatch):
         return 0
 
     monkeypatch.setattr("pipelines.serving.foreground.serve", serve)
-    monkeypatch.setattr("pipelines.run.commands._refuse_unfit", lambda _folder: None)
+    monkeypatch.setattr("pipelines.run.commands._refuse_unfit", lambda _folder, **_: None)
     assert main(["serve", f"serving.repository={repository.path}"]) == 0
     assert seen == [f"in use by {os.uname().nodename} {os.getpid()}"]
 

@@ -123,6 +123,9 @@ def test_what_means_nothing_is_taken() -> None:
         ["q?" * 40],
         ["(q|q)" * 31],  # words that begin another are choices
         ["(?i)q_proj"],
+        ["?i:q_proj"],  # flags, in peft's own group
+        ["q)(k"],  # closes peft's own group
+        [".*.*.*.*(" + "|".join(f"m{number}" for number in range(200)) + ")"],  # each word costs time
         [f"layers.{number}.x" for number in range(20_001)],
     ],
 )

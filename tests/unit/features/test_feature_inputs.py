@@ -245,7 +245,10 @@ def test_a_server_elsewhere_needs_no_feature_of_ours(tmp_path: Path) -> None:
         (["speculative=medusa"], r"mode 'medusa' needs speculative\.heads_path="),
         (["speculative.mode=draft_target"], r"mode 'draft_target' needs speculative\.draft="),
         (["multimodal.model_type=llava"], r"model_type 'llava' needs multimodal\.path="),
-        (["lora.adapters={0:/a}"], r"lora\.adapters\.0.*greater than or equal to 1"),
+        (
+            ["lora.adapters={0:/a}"],
+            r"lora\.adapters has the key '0', which is not valid: .* greater than or equal to 1",
+        ),
         (["lora.target_modules=[q_proj]"], r"lora\.target_modules.*q_proj.*attn_q"),
     ],
 )

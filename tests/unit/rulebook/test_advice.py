@@ -21,8 +21,8 @@ from tests.support.rule_cases.words import GPT_OSS
 
 ENGINES = ("tensorrt_llm", "openvino", "llmapi")
 CAPABILITIES = sorted({row.sm for row in rows() if row.sm is not None})
-OFTEN = (8.6, 9.0, CAPABILITIES[-1])
-"""Without FP8, with it, and the newest one; rules of the other engines know no difference beside these."""
+OFTEN = (8.6, 9.0, 10.0, CAPABILITIES[-1])
+"""Without FP8, with it, with NVFP4, and the newest one; the CPU engine and the LLM API see few others apart."""
 BUILDS = {"plain": {}, "fp8 plugin": {"gemm_plugin": "fp8"}, "nvfp4 plugin": {"gemm_plugin": "nvfp4"}}
 
 
