@@ -297,7 +297,14 @@ def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> S
         world, nodes = build.tp_size * build.pp_size, settings.triton.num_nodes
         stages = [step.node.stage for step in planned.steps]
         arguments = next((stage.arguments for stage in stages if isinstance(stage, ConfigureLlm)), None)
-    nodes = nodes if arguments is None or not servers else servers
+    if servers and arguments is not None:
+        if nodes > 1:
+            raise UserError(
+                f"triton.num_nodes={nodes} spreads one server over nodes, but each server of "
+                f"cluster.prefill={settings.cluster.prefill} and cluster.decode={settings.cluster.decode} has one.",
+                todo="Set triton.num_nodes=1" + (", and write the repository again." if repository else "."),
+            )
+        nodes = servers
     workers = min(world, settings.hardware.gpus_per_server or world)
     return ScriptTarget(
         label=label,
@@ -324,12 +331,6 @@ def _faults(settings: Settings, target: ScriptTarget) -> Iterator[Fault]:
         yield Fault(
             f"cluster.prefill={cluster.prefill} and cluster.decode={cluster.decode} are servers of the LLM API.",
             todo="Use engine=tensorrt_llm_llmapi, or leave them out.",
-        )
-    elif cluster.disaggregated and settings.triton.num_nodes > 1:
-        yield Fault(
-            f"triton.num_nodes={settings.triton.num_nodes} spreads one server over nodes, but each server of "
-            f"cluster.prefill={cluster.prefill} and cluster.decode={cluster.decode} has one.",
-            todo="Set triton.num_nodes=1.",
         )
     most = settings.hardware.gpus_per_server
     if most and target.ranks_per_node > most:

@@ -445,12 +445,7 @@ def _faults(settings: Settings, served: RepositoryFacts) -> Iterator[Fault]:
         if served.num_nodes > 1:
             what = f"triton.num_nodes={served.num_nodes}: manifests of the LLM API are for a server on one node."
             yield Fault(what, todo="Write scripts for several: make scripts cluster=slurm")
-    own = settings.manifests
-    most, made = own.most if served.llm_api is None else own.replicas, own.storage == "claim" and own.claim is None
-    if made and own.access_mode == "ReadWriteOnce" and most > 1:
-        key = "max_replicas" if served.llm_api is None else "replicas"
-        what = f"manifests.access_mode=ReadWriteOnce binds the claim to one node, and there may be {most} servers."
-        yield Fault(what, todo=f"Set manifests.{key}=1, or manifests.access_mode=ReadWriteMany.")
+    yield from _one_node_faults(settings, served)
     yield from leader_faults(serving, served.num_nodes)
     route = settings.manifests.route
     if route.name is not None and settings.manifests.operator == "dynamo":
@@ -458,6 +453,23 @@ def _faults(settings: Settings, served: RepositoryFacts) -> Iterator[Fault]:
     engine = with_setting(settings.engine.name)
     if engine is not None and not engine.needs_gpu and served.gpu:
         yield Fault(f"engine={engine.setting} is set, but the repository runs on TensorRT-LLM.")
+
+
+def _one_node_faults(settings: Settings, served: RepositoryFacts) -> Iterator[Fault]:
+    """Refuse a claim for one node that several pods mount; a group's pods and Dynamo's frontend mount it too."""
+    own, cluster = settings.manifests, settings.cluster
+    if own.storage != "claim" or own.claim is not None or own.access_mode != "ReadWriteOnce":
+        return
+    dynamo = own.operator == "dynamo"
+    servers = own.most if served.llm_api is None else own.replicas
+    pods = 1 + (cluster.prefill + cluster.decode or own.replicas) if dynamo else servers * served.num_nodes
+    if pods > 1:
+        todo = "Set manifests.access_mode=ReadWriteMany"
+        if not dynamo and served.num_nodes == 1:
+            one = "manifests.replicas=1" + " manifests.max_replicas=1" * (served.llm_api is None)
+            todo += f", or one server: {one}"
+        what = f"manifests.access_mode=ReadWriteOnce binds the claim to one node, and up to {pods} pods mount it."
+        yield Fault(what, todo=todo)
 
 
 def _warn_unread(deployed: ClusterDeployment) -> None:

@@ -385,7 +385,8 @@ class BenchmarkSettings(Group):
                 raise ValueError(f"has {key}={getattr(self, key)} without url: it is for a server that already runs")
         if self.url is None and self.model_name not in OWN_MODELS:
             own = " and ".join(OWN_MODELS)
-            raise ValueError(f"has model_name='{self.model_name}' without url: this configuration's server has {own}")
+            what = f"a repository has {own}; other names are for a server that already runs"
+            raise ValueError(f"has model_name='{self.model_name}' without url: {what}")
         if self.url is not None and not HOST_PORT.fullmatch(self.url) and not OPENAI_URL.fullmatch(self.url):
             url = masked(re.sub("^.*@", "***@", self.url))
             forms = "host:port of a server's gRPC, e.g. localhost:8001, or an OpenAI endpoint, http://host:8000/v1"

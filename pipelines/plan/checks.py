@@ -48,6 +48,7 @@ from pipelines.stages.evaluate import EvaluateByTrtllmServe
 from pipelines.stages.unified import ExportEdge
 from triton_repo.config import TritonSettings
 from triton_repo.parameters import lone, unread
+from triton_repo.tensors import TENSORRT_LLM
 
 NO_MEMORY = "memory: unknown"
 """Begins the note of a plan that does not know how much memory is needed."""
@@ -442,6 +443,20 @@ def check_installed(goal: Goal, stages: Sequence[Stage], only: str | None) -> tu
         server = why_no_trtllm_serve() if serving.server == "trtllm_serve" else why_no_server(serving)
     exporters = [environment_fault(stage.environment) for stage in stages if isinstance(stage, ExportEdge)]
     return (*packages, *filter(None, [server, *exporters]))
+
+
+def check_code(d: Deployment, repository: Path | None) -> tuple[Fault, ...]:
+    """Check that NVIDIA's code was added to a repository of the LLM API, if a tritonserver is to be started on it."""
+    triton = d.engine.server is ServerBackend.LLM_API and d.settings.serving.server == "tritonserver"
+    if d.target not in STARTED or d.is_elsewhere or not triton:
+        return ()
+    if repository is not None and (repository / TENSORRT_LLM / "1" / "model.py").is_file():
+        return ()
+    what = (
+        f"tritonserver needs NVIDIA's code for engine={d.engine.setting}, which a repository made here does not have."
+    )
+    way = "make the repository first, and copy it as the commands in its repository.json do"
+    return (Fault(what, todo=f"Add serving.server=trtllm_serve. Or {way}: make repository"),)
 
 
 def check_ports(goal: Goal, stages: Sequence[Stage]) -> tuple[Fault, ...]:

@@ -132,6 +132,9 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     memory = (other_memory.Quantizing.of(deployment, shape).note,) if quantizes and shape else ()
     # a plan that cannot run here runs on a machine that has the tools
     missing = () if not_here else checks.check_installed(goal, todo, only) or checks.check_ports(goal, todo)
+    if not not_here and only in (None, "benchmark"):
+        made_before = next((s.artifact for s in steps if s.node.stage.name == "repository"), None)
+        missing = (*checks.check_code(deployment, made_before.path if made_before else None), *missing)
     notes, warnings = (*questions, *checked.notes, *memory, *tuning), (*checked.warnings, *unwritable)
     return Plan(deployment, reason, steps, notes, warnings, (*not_here, *unwritable), missing, only)
 

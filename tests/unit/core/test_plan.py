@@ -16,6 +16,7 @@ from pipelines.cli.main import main
 from pipelines.domain.errors import Fault, UserError
 from pipelines.engines.registry import TENSORRT_LLM
 from pipelines.host.machine import GpuFacts
+from pipelines.plan.checks import check_code
 from pipelines.plan.plan import make_plan
 from pipelines.plan.speed import modelled_text
 from pipelines.run.console import plan_text
@@ -101,6 +102,24 @@ def test_one_stage_lacks_only_what_it_needs(tmp_path, model, bare):
     words = [f"model.path={model}", "engine=tensorrt_llm", "quant=fp8"]
     assert plan(tmp_path, words, "all", with_gpu(), only="quantize").missing == ()
     assert bare not in plan(tmp_path, words, "evaluate", with_gpu()).missing
+
+
+def test_a_tritonserver_of_the_llm_api_lacks_nvidias_code(tmp_path, model):
+    words = [f"model.path={model}", "engine=tensorrt_llm_llmapi", "quant=fp8"]
+    for target in ("serve", "benchmark"):
+        made = plan(tmp_path, words, target, with_gpu())
+        with pytest.raises(UserError, match=r"tritonserver needs NVIDIA's code for engine=tensorrt_llm_llmapi"):
+            run_target(made, Store(tmp_path / "store"), [])
+    assert not (tmp_path / "store").exists()
+    needless = [(words, "repository"), ([*words, "serving.server=trtllm_serve"], "benchmark")]
+    for others, target in needless:
+        assert "NVIDIA's code" not in str(plan(tmp_path, others, target, with_gpu()).missing)
+    deployment = plan(tmp_path, words, "serve", with_gpu()).deployment
+    code = tmp_path / "repository" / "tensorrt_llm" / "1" / "model.py"
+    code.parent.mkdir(parents=True)
+    assert check_code(deployment, tmp_path / "repository")
+    code.touch()
+    assert not check_code(deployment, tmp_path / "repository")
 
 
 def test_what_runs_on_another_machine_lacks_nothing_here(tmp_path, model, bare):

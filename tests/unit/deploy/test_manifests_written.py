@@ -160,8 +160,28 @@ def test_the_llm_api_is_served_by_trtllm_serve(tmp_path, capsys):
 
 def test_a_disk_of_one_node_is_enough_for_one_server_of_the_llm_api(tmp_path):
     manifests(tmp_path, "llm_api", "manifests.access_mode=ReadWriteOnce")
-    with pytest.raises(UserError, match=r"there may be 2 servers\. Set manifests\.replicas=1"):
+    with pytest.raises(UserError, match=r"up to 2 pods mount it\. .* one server: manifests\.replicas=1$"):
         manifests(tmp_path, "llm_api", "manifests.access_mode=ReadWriteOnce", "manifests.replicas=2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "pods"),
+    [
+        ("multinode", ["manifests.max_replicas=1"], 2),
+        ("llm_api", ["manifests.operator=dynamo"], 2),
+        ("llm_api", ["manifests.operator=dynamo", "cluster.prefill=1", "cluster.decode=1"], 3),
+    ],
+)
+def test_a_disk_of_one_node_is_not_enough_where_one_server_is_several_pods(kind, overrides, pods, tmp_path):
+    with pytest.raises(UserError, match=rf"up to {pods} pods mount it\. Set manifests\.access_mode=ReadWriteMany$"):
+        manifests(tmp_path, kind, "manifests.access_mode=ReadWriteOnce", *overrides)
+
+
+def test_the_way_to_one_server_works(tmp_path):
+    words = ["manifests.access_mode=ReadWriteOnce", "manifests.replicas=2"]
+    with pytest.raises(UserError, match=r"up to 4 pods mount it\. .*manifests\.replicas=1 manifests\.max_replicas=1$"):
+        manifests(tmp_path, "cpu", *words)
+    manifests(tmp_path, "cpu", *words, "manifests.replicas=1", "manifests.max_replicas=1")
 
 
 def test_five_replicas_need_no_second_setting(tmp_path):
@@ -206,7 +226,7 @@ def test_facts_come_from_the_repository(tmp_path):
     [
         ("multinode", "serving.multi_gpu=orchestrator", "serving.multi_gpu=orchestrator spawns ranks on one node"),
         ("gpu", "engine=openvino", "engine=openvino is set, but the repository runs on TensorRT-LLM"),
-        ("cpu", "manifests.access_mode=ReadWriteOnce", "may be 4 servers. Set manifests.max_replicas=1"),
+        ("cpu", "manifests.access_mode=ReadWriteOnce", "up to 4 pods mount it. Set manifests.access_mode"),
         ("cpu", "serving.chat_template=conf/serving/plain.jinja", "is a file of this machine, which no pod has"),
     ],
 )

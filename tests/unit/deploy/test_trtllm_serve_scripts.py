@@ -6,6 +6,7 @@ from the tables of options. Nothing of NVIDIA runs here.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from pipelines.compress.config import KvCacheSettings
 from pipelines.deploy.cluster import script_files, write_scripts
 from pipelines.deploy.config import ClusterSettings
 from pipelines.deploy.facts import read_served
+from pipelines.domain.errors import UserError
 from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.engines.tensorrt_llm.llm_api import complaints
 from pipelines.host.machine import gather
@@ -149,6 +151,20 @@ def test_a_repository_of_the_llm_api_is_served_as_it_is(tmp_path, apart):
         assert (repo / given["model"] / "config.json").is_file()
         options = yaml.safe_load((repo / given["--extra_llm_api_options"]).read_text())
         assert options.items() >= (read_served(repo).llm_api or {}).items()
+
+
+def test_a_repository_over_nodes_is_not_cut_into_servers_of_one_node(tmp_path):
+    repo = repository(tmp_path / "given", "llm_api")
+    file = repo / "repository.json"
+    described = json.loads(file.read_text())
+    described["settings"]["num_nodes"] = 2
+    file.write_text(json.dumps(described))
+    words = [f"serving.repository={repo}", f"cluster.folder={tmp_path / 'out'}", "cluster=slurm"]
+    write_scripts(load(words), gather(), words)  # one server over both
+    with pytest.raises(
+        UserError, match=r"triton\.num_nodes=2 spreads one server over nodes.*write the repository again"
+    ):
+        write_scripts(load([*words, "cluster.prefill=1", "cluster.decode=1"]), gather(), words)
 
 
 def test_what_the_user_says_of_the_transfer_wins(tmp_path):

@@ -89,7 +89,10 @@ def test_the_shares_of_a_mix_leave_some_for_the_rest() -> None:
         ({"url": "http://h/v1/chat/completions"}, "give it up to and with /v1"),
         ({"url": "h:8001", "api": "chat"}, "api=chat with url='h:8001', which is gRPC"),
         ({"api": "chat"}, "api=chat without url"),
-        ({"model_name": "ensembel"}, "model_name='ensembel' without url.*has ensemble and tensorrt_llm_bls"),
+        (
+            {"model_name": "ensembel"},
+            "model_name='ensembel' without url: a repository has ensemble and .*_bls; other names",
+        ),
         ({"url": "h"}, "url='h'; give host:port"),
     ],
 )
