@@ -34,6 +34,14 @@ BOUNDED = {
 BOUNDS = {"gt": "more_than", "ge": "least", "lt": "less_than", "le": "most"}
 CHECKED = {"kv_cache_config.dtype": ["auto", "float16", "bfloat16", "float32", "fp8", "nvfp4"]}
 """Choices that a validator checks, not the annotation; the manifest has them too."""
+ALWAYS_VALIDATED: dict[str, dict[str, Any]] = {
+    "kv_cache_config.max_attention_window": {"filled": True},
+    **{
+        f"speculative_config<{each}>.max_draft_len": {"type": "int", "required": True, "more_than": 0}
+        for each in ("DraftTarget", "Draft_Target", "Eagle", "Eagle3", "NGram", "SA")
+    },
+}
+"""What validators of every version check."""
 VALIDATED: dict[str, dict[str, Any]] = {
     **{key: {"type": "group"} for key in ("attention_dp_config", "sparse_attention_config", "speculative_config")},
     "batch_wait_timeout_ms": {"least": 0},
@@ -48,18 +56,16 @@ VALIDATED: dict[str, dict[str, Any]] = {
     "ray_placement_config.per_worker_gpu_share": {"more_than": 0, "most": 1},
     "speculative_config.acceptance_length_threshold": {"least": 0},
     "speculative_config.acceptance_window": {"least": 0},
-    **{
-        f"speculative_config<{each}>.max_draft_len": {"required": True, "more_than": 0}
-        for each in ("DraftTarget", "Eagle", "Eagle3", "NGram")
-    },
     "speculative_config<MTP>.num_nextn_predict_layers": {"more_than": 0},
     "speculative_config<NGram>.max_matching_ngram_size": {"required": True, "more_than": 0},
     "stream_interval": {"more_than": 0},
     "torch_compile_config.capture_num_tokens": {"more_than": 0},
     "torch_compile_config.max_num_streams": {"more_than": 0},
 }
-"""What validators check in these versions; later declarations state it."""
+"""What validators check; bounds of these two versions are in no declaration."""
 BEFORE_BOUNDS = ("1.2.1", "1.3.0rc3")
+SINCE_BOUNDS = {"speculative_config<MTP>.max_draft_len": {"more_than": 0}}
+"""What validators of later versions check, although the declaration says otherwise."""
 ADDED = {"1.4": {"kv_cache_config.dtype": ["fp8_ds_mla"]}}
 NOT_PYTORCH = ("Medusa", "Lookahead")
 """Decoding types of TensorRT engines, which the PyTorch backend refuses."""
@@ -302,8 +308,9 @@ def missing(folder: Path, options: dict[str, Any]) -> list[str]:
     return [each["path"] for each in named if each["path"] not in plain | words]
 
 
-def _validate(options: dict[str, dict[str, Any]]) -> None:
-    for path, more in VALIDATED.items():
+def _validate(options: dict[str, dict[str, Any]], version: str) -> None:
+    of_this = VALIDATED if version in BEFORE_BOUNDS else SINCE_BOUNDS
+    for path, more in (*ALWAYS_VALIDATED.items(), *of_this.items()):
         shared, word = re.sub("<.*>", "", path), re.search("<(.*)>", path)
         row = options.get(path, options.get(shared))
         if row is not None and (word is None or word[1] in options[path.partition("<")[0]]["choices"]):
@@ -314,8 +321,7 @@ def main(version: str, commit: str, folder: str, source: str = SOURCE) -> int:
     """Write the table of one version."""
     own = dict(rows(Sources(Path(folder)), ROOT))
     options = own | {name: row for name, row in of_the_contract(Path(folder)).items() if name not in own}
-    if version in BEFORE_BOUNDS:
-        _validate(options)
+    _validate(options, version)
     for path, choices in ADDED.get(version, {}).items():
         options[path]["choices"] = [*options[path]["choices"], *choices]
     lines = ",\n".join(f"  {json.dumps(path)}: {json.dumps(row)}" for path, row in options.items())

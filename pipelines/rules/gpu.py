@@ -22,18 +22,17 @@ from pipelines.rules.record import BUILT, CPU, GPU, Cases, DeploymentFacts, Rule
 from pipelines.rules.split import BUILDER, FP8_PLUGINS, GEMMA, MODELOPT, PLUGIN, PRECISION, SUPPORT
 
 REFUSED_ON_SM100 = (*FP8_PLUGINS, "fp8_rowwise_gemm_plugin")
-"""Plugins that PluginConfig.validate rejects on these GPUs."""
+"""Plugins that PluginConfig.validate rejects on compute capability 10.0, and on no other."""
 
 
 def _plugins_on_sm100(d: DeploymentFacts) -> Cases:
     plugins = [(key_of(name), d.build[name]) for name in REFUSED_ON_SM100]
-    sm100 = 10.0 <= known(d.sm) < 12.0
-    return [{"key": key, "value": value} for key, value in plugins if sm100 and value != "disable"]
+    return [{"key": key, "value": value} for key, value in plugins if known(d.sm) == 10.0 and value != "disable"]
 
 
 def _fp8_plugins_elsewhere(d: DeploymentFacts) -> Cases:
     """Return the plugins whose kernels are Hopper's; 10.0 has a rule of its own."""
-    elsewhere = known(d.sm) < 9.0 or known(d.sm) >= 12.0
+    elsewhere = known(d.sm) not in (9.0, 10.0)
     return [{"key": key_of(name)} for name in FP8_PLUGINS if elsewhere and d.build[name] == "fp8"]
 
 

@@ -121,8 +121,9 @@ def _reads_fp8_blocks(d: DeploymentFacts) -> Cases:
     """Return what makes attention over a prompt read an FP8 KV cache on a GPU without FP8 arithmetic."""
     if not lacks_fp8_kv(d.kv_format, known(d.sm)):
         return ()
-    drafts = d.speculation != "none" or "speculative_config" in d.llm_api.others
-    return wanted(d) or ([{"lost": "draft tokens", "without": "speculative=none"}] if drafts else ())
+    ours, drafts = d.speculation != "none", "speculative_config" in d.llm_api.others
+    without = "speculative=none" if ours else "llm_api's speculative_config"
+    return [*wanted(d), *([{"lost": "draft tokens", "without": without}] if ours or drafts else ())]
 
 
 def _is_gpt_oss(d: DeploymentFacts) -> bool:

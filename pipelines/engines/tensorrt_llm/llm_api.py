@@ -35,7 +35,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "group": (dict,),
 }
 IN_WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "null": "null"}
-IN_WORDS |= {"map": "a mapping", "group": "a mapping", "any": "of any kind"}
+IN_WORDS |= {"map": "a mapping", "group": "a mapping", "list[any]": "a list of any values"}
 BOUNDS = {
     "more_than": ("more than", operator.gt),
     "least": ("at least", operator.ge),
@@ -329,7 +329,10 @@ def _wrong_value(row: Mapping[str, Any], value: Any, key: str) -> Fault | None:
     """Return what is wrong with a value, without looking into groups."""
     kinds = re.split(r"\|(?![^\[]*\])", row["type"])
     if "any" not in kinds and not any(_is(kind, value) for kind in kinds):
-        return Fault(f"{key}={_shown(value)} is not valid: it should be {' or '.join(map(_kind, kinds))}.")
+        either = (", or " if "list[" in row["type"] else " or ").join(map(_kind, kinds))
+        return Fault(f"{key}={_shown(value)} is not valid: it should be {either}.")
+    if value == [] and row.get("filled"):
+        return Fault(f"{key}=[] is not valid: it must not be empty.")
     values = value if isinstance(value, list) else [value]
     texts = [each for each in values if isinstance(each, str)]
     if "choices" in row and "by" not in row:
@@ -357,8 +360,7 @@ def _is(kind: str, value: Any) -> bool:
 
 
 def _kind(kind: str) -> str:
-    inner = re.fullmatch(r"list\[(.*)\]", kind)
-    return f"a list, each {_kind(inner[1])}" if inner else IN_WORDS[kind]
+    return IN_WORDS[kind] if kind in IN_WORDS else f"a list, each {_kind(kind[5:-1])}"
 
 
 def _shown(value: Any) -> str:

@@ -72,7 +72,8 @@ def checkpoint_text(setup: Setup) -> str:
     model, form = setup.model, setup.qformat
     if model.architecture and model.published and QFormat.NONE not in model.published:  # a quantized folder on disk
         ((held, folder),) = model.published.items()
-        other = f"{folder} is in {held}; the figures are of quant={form} of its 16-bit original"
+        stored = "several formats" if held == QFormat.AUTO else held
+        other = f"{folder} is in {stored}; the figures are of quant={form} of its 16-bit original"
         return f"{folder} as published" if held == form else other
     if form in model.published:
         return f"{model.published[form]} as published, not made here"

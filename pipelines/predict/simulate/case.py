@@ -241,7 +241,8 @@ def faults_of(settings: Settings) -> list[Fault]:
         )
     in_seconds = not in_ticks(settings)
     rows = [
-        (key, in_seconds, "in seconds, the performance model gives the cost") for key in ("prefill", "decode", "chunks")
+        (key, in_seconds, "in seconds, the performance model or sizing.fit gives the cost")
+        for key in ("prefill", "decode", "chunks")
     ]
     unlimited = not in_seconds and simulator.kv_blocks is None
     rows += [
@@ -251,7 +252,8 @@ def faults_of(settings: Settings) -> list[Fault]:
     for key, moot, why in rows:
         value = getattr(simulator, key)
         if moot and value != type(simulator).model_fields[key].default:
-            faults.append(Fault(f"simulator.{key}={value} has no effect: {why}.", todo="Leave it out."))
+            shown = f"{value:.10g}" if isinstance(value, float) else value
+            faults.append(Fault(f"simulator.{key}={shown} has no effect: {why}.", todo="Leave it out."))
     return faults
 
 

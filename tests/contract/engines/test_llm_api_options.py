@@ -178,7 +178,12 @@ def test_of_200_seeded_wrong_files_at_least_198_are_refused():
             "1.3.0rc3",
             "speculative_config.max_draft_len must be given.",
         ),
-        ({"ray_placement_config": {"placement_groups": "x"}}, "1.4", "should be a list, each of any kind or null."),
+        (
+            {"ray_placement_config": {"placement_groups": "x"}},
+            "1.4",
+            "placement_groups='x' is not valid: it should be a list of any values, or null.",
+        ),
+        ({"kv_cache_config": {"max_attention_window": []}}, "1.4", "max_attention_window=[] is not valid: it must not"),
         ({"moe_config": {"backend": "TRITOM"}}, "1.4", "Did you mean 'TRITON'?"),
         ({"speculative_config": {"decoding_type": "Draft_Target"}}, "1.3.0rc3", "Did you mean 'DraftTarget'?"),
         ({"speculative_config": {"max_draft_len": 3}}, "1.4", "speculative_config.decoding_type must be given."),
@@ -194,6 +199,21 @@ def test_of_200_seeded_wrong_files_at_least_198_are_refused():
 def test_what_is_wrong_is_one_sentence_that_helps(options, version, message):
     (found,) = complaints(options, version, "")
     assert message in str(found.fault)
+
+
+@pytest.mark.parametrize("length", [None, 0])
+@pytest.mark.parametrize("version", ["1.2.1", "1.3.0rc3", "1.3.0rc20", "1.3.0rc24", "1.4"])
+def test_a_draft_without_length_is_refused(version, length):
+    drafts = {"max_draft_len": length, "max_matching_ngram_size": 2}
+    for given in ({"decoding_type": "NGram", **drafts}, {"decoding_type": "Eagle", "max_draft_len": length}):
+        (found,) = complaints({"speculative_config": given}, version, "")
+        assert f"speculative_config.max_draft_len={json.dumps(length)} is " in found.fault.message
+
+
+def test_mtp_leaves_its_length_to_the_checkpoint_but_takes_no_zero():
+    assert not complaints({"speculative_config": {"decoding_type": "MTP", "max_draft_len": None}}, "1.4", "")
+    (found,) = complaints({"speculative_config": {"decoding_type": "MTP", "max_draft_len": 0}}, "1.4", "")
+    assert "max_draft_len=0 is out of range: it must be more than 0" in found.fault.message
 
 
 def test_an_option_that_is_read_is_not_called_ignored():

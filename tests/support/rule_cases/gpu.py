@@ -32,8 +32,8 @@ CASES = {
         {"sm": 9.0},
     ),
     "fp8-plugins-are-for-hopper": Case(
-        {"sm": 12.0, "build": {"low_latency_gemm_plugin": "fp8"}},
-        r"low_latency_gemm_plugin=fp8 supports only Hopper .*this GPU has 12\.0",
+        {"sm": 10.3, "build": {"low_latency_gemm_plugin": "fp8"}},
+        r"low_latency_gemm_plugin=fp8 supports only Hopper .*this GPU has 10\.3",
         {"sm": 9.0},
     ),
     "nvfp4-is-not-for-gemma": Case(

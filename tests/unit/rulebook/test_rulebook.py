@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.domain.formats import FORMATS, UNIFORM, QFormat, formats_for
+from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat, formats_for
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
 from pipelines.engines.tensorrt_llm.llm_api import LlmApiOptions
@@ -73,6 +73,21 @@ def test_llama_8b_takes_every_format_on_two_by_two(qformat: QFormat) -> None:
 @pytest.mark.parametrize("qformat", [qformat for qformat in QFormat if qformat is not QFormat.NVFP4])
 def test_gemma_2b_takes_every_format_but_nvfp4(qformat: QFormat) -> None:
     assert check_checkpoint(GEMMA, qformat) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "without"),
+    [
+        ({"speculation": "draft_target"}, "speculative=none"),
+        ({"llm_api": NGRAM}, "llm_api's speculative_config"),
+    ],
+)
+def test_drafts_over_an_fp8_cache_are_refused_beside_reuse_and_where_they_were_asked_for(given, without) -> None:
+    ampere = deployment(engine="llmapi", kv_format=KvFormat.FP8, sm=8.0, kv_reuse=True, **given)
+    found = [str(each.fault) for each in BY_NAME["llm-api-fp8-kv-below-sm89"].findings(ampere)]
+    assert ["rules out KV-cache reuse:" in each for each in found] == [True, False]
+    assert "rules out draft tokens:" in found[1]
+    assert f"or do without: {without}" in found[1]
 
 
 def test_a_mix_breaks_what_one_of_its_candidates_breaks() -> None:

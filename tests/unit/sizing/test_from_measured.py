@@ -9,6 +9,7 @@ from pipelines.domain.benchmark import Distribution
 from pipelines.domain.errors import UserError
 from pipelines.predict.config import SizingSettings
 from pipelines.predict.performance.read_measured import read_measured
+from pipelines.predict.sizing.answer import over_limit
 from pipelines.predict.sizing.fleet import Layout
 from pipelines.predict.sizing.measured import from_measured
 from tests.support.sizing_questions import demand
@@ -51,6 +52,12 @@ def test_no_load_within_the_limits_says_the_nearest(measured):
     slow = replace(measured.levels[0], ttft_s=replace(measured.levels[0].ttft_s, p95=17.7614))
     with pytest.raises(UserError, match=r"TTFT P95 is 17,761\.4 ms, the limit is 10 ms"):
         size(replace(measured, levels=(slow,)), ttft_ms=10)
+
+
+@pytest.mark.parametrize(("ms", "shown"), [(4.1123, "4.12"), (16.21, "16.21"), (5.002, "5"), (1135.6, "1,135.6")])
+def test_a_latency_over_its_limit_is_shown_above_it(ms, shown):
+    """Rounded to the nearest, 4.1123 ms was "4.11 ms, the limit is 4.11 ms"."""
+    assert over_limit("itl", 95, ms / 1000, 4.11) == f"ITL P95 is {shown} ms, the limit is 4.11 ms"
 
 
 def test_a_percentile_that_was_not_measured_is_refused(measured):

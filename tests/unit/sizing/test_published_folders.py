@@ -194,6 +194,10 @@ def test_a_folder_says_its_format_and_what_it_keeps(tmp_path, name, config, quan
         assert f"in int4_awq is known here (only {form}), and none is made" in checkpoint_text(other)
 
 
+MIXED = {
+    "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+    "quantized_layers": {"model.layers.0.mlp.up_proj": {"quant_algo": "FP8"}},
+}  # fmt: skip
 INT4 = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "packing_format": "auto_round:auto_gptq"}
 
 
@@ -202,6 +206,7 @@ INT4 = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "packing_for
     [
         (INT4, "none", "is in int4_gptq; the figures are of quant=none of its 16-bit original"),
         (INT4, "int4_gptq", "as published"),
+        (MIXED, "none", "is in several formats; the figures are of quant=none of its 16-bit original"),
         ({"quant_method": "hqq"}, "fp8", "is in hqq; the figures are of quant=fp8 of its 16-bit original"),
         (IN_BLOCKS, "fp8", "as published"),
         (None, "fp8", ""),
