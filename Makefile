@@ -54,7 +54,7 @@ setup: $(READY) ## Make the virtual environment (every other target does it by i
 setup-edge: ## Make .venv-edge with TensorRT Edge-LLM's exporter, for engine=tensorrt_edge
 	@SYSTEM_PYTHON=$(SYSTEM_PYTHON) scripts/setup_edge.sh
 
-test: check ## What holds every promise, end to end on the real engine and server, in twelve minutes on two processors
+test: check ## What holds every promise, end to end on the real engine and server, in 16 minutes on two processors
 	$(PYTHON) -m tests.contained $(PYTHON) -m pytest $(WHOLE) -m "not thorough" --hypothesis-profile=ci $(ONCE_MORE)
 
 test-all: ## Everything that needs no GPU: half an hour, with Slurm and a browser where they can be installed

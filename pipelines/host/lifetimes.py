@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import select
@@ -159,7 +160,7 @@ def _count(file: Path) -> int | None:
     return None
 
 
-FINISHED_POLL_S = 0.05
+FINISHED_POLL_S, WAIT_POLL_S = 0.05, 0.02
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
@@ -195,18 +196,27 @@ class SupervisedProcess:
         self._report: str | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code (negative for a signal), or None while the command runs."""
-        code = self._supervisor.poll()
-        if code is None:
-            self._memory_kills.reset()
-        return code
+        """Return the exit code (negative for a signal), or None while the command runs.
 
-    def wait(self, timeout_s: float | None = None) -> int | None:
+        Popen.poll() does not do: after a Ctrl-C between its taking a lock and its `try`, it never sees the end.
+        """
+        supervisor = self._supervisor
+        if supervisor.returncode is None:
+            with contextlib.suppress(ChildProcessError):  # another thread was first
+                ended = os.waitid(os.P_PID, supervisor.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if ended is None:
+                    self._memory_kills.reset()
+                    return None
+                supervisor.returncode = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+                os.waitpid(supervisor.pid, 0)
+        return supervisor.returncode
+
+    def wait(self, timeout_s: float = math.inf) -> int | None:
         """Wait for the end and return the exit code, or None after `timeout_s`."""
-        try:
-            return self._supervisor.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return None
+        until = time.monotonic() + timeout_s
+        while (code := self.poll()) is None and (left := until - time.monotonic()) > 0:
+            time.sleep(min(WAIT_POLL_S, left))
+        return code
 
     def terminate(self) -> None:
         """Ask the command to shut down gracefully."""
@@ -217,7 +227,7 @@ class SupervisedProcess:
         self._send(signal.SIGQUIT)
         if self.wait(10) is None:
             self._supervisor.kill()  # the kernel then kills the command
-            self._supervisor.wait()
+            self.wait()
 
     def watch_stubs(self) -> None:
         """End everything when a stub of the python backend ends, from now on: its model never answers again.
@@ -259,7 +269,7 @@ class SupervisedProcess:
         finally:
             if self.poll() is None:
                 self.kill()
-        return int(self._supervisor.returncode)
+        return int(self.poll() or 0)
 
     def describe_exit(self) -> str:
         """Describe how the command ended: "exit code 1", "killed by SIGSEGV", which part of it, who sent a SIGKILL."""
@@ -283,7 +293,7 @@ class SupervisedProcess:
         }[self._memory_kills.happened()]
 
     def _send(self, number: signal.Signals) -> None:
-        if self._supervisor.poll() is None:
+        if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 self._supervisor.send_signal(number)
 

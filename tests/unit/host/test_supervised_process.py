@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -65,6 +66,16 @@ def test_the_whole_group_dies_with_its_supervisor(start: Start, also_the_command
         supervised.describe_exit()
         == f"killed by the kernel: its supervisor (process {supervisor.pid}) was killed by SIGKILL"
     )
+
+
+def test_the_end_is_seen_after_a_ctrl_c_inside_popen(start: Start) -> None:
+    """A Ctrl-C between taking Popen's lock and its `try` leaves the lock held, and no later call of Popen's returns."""
+    supervised = start("sleep", "1000")
+    supervised._supervisor._waitpid_lock.acquire()
+    begun = time.monotonic()
+    assert supervised.stop(5) == -signal.SIGTERM
+    assert time.monotonic() - begun < 4
+    assert supervised.describe_exit() == "killed by SIGTERM"
 
 
 def test_what_left_the_session_is_killed_too(start: Start) -> None:
