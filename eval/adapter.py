@@ -136,13 +136,14 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         self._progress = progress
         self._ends = opened(self._folder).end_ids
         self._bos_text = tokenizer.decode(self.prefix_token_id)
-        channels = None if chat is None else channels_of(chat.template, tokenizer.get_vocab().get)
+        vocabulary = tokenizer.get_vocab()
+        channels = None if chat is None else channels_of(chat.template, vocabulary.get)
         self._think_end = channels.value[1] if channels and channels.value else None
-        self._think_end_id = tokenizer.get_vocab().get(self._think_end)
+        self._think_end_id = vocabulary.get(self._think_end)
         harmony = channels is Channels.HARMONY
         self._harmony = ServedTokenizer(self._folder, adds_special=False) if harmony else None
         self._memo: dict[str, Tokens] = {}
-        self._ids = list(range(max(tokenizer.get_vocab().values()) + 1))
+        self._ids = list(range(max(vocabulary.values()) + 1))
 
     @property
     def eot_token_id(self) -> int:

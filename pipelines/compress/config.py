@@ -192,9 +192,8 @@ class RecoverSettings(ChoosingGroup):
     @model_validator(mode="after")
     def _goes_together(self) -> RecoverSettings:
         if not self.trains:
-            for name in (*self.CHOSEN, *type(self).model_fields):
-                value, usual = getattr(self, name), type(self).model_fields[name].default
-                if name != "method" and value != usual:
+            for name, value in self.changed((*self.CHOSEN, *type(self).model_fields)).items():
+                if name != "method":
                     raise ValueError(f"{name}={_given(value)} has no effect on recover=none: add recover=distill")
             return self
         for name in self.CHOSEN:
@@ -384,8 +383,7 @@ class CalibrationSettings(Group):
         read = self.READ.get(self.source, ())
         if read and getattr(self, read[0]) is None:
             raise ValueError(f"source '{self.source}' needs calibration.{read[0]}=...")
-        for key in dict.fromkeys(key for keys in self.READ.values() for key in keys if key not in read):
-            if (value := getattr(self, key)) != type(self).model_fields[key].default:
-                works = " or ".join(f"calibration={source}" for source, keys in self.READ.items() if key in keys)
-                raise ValueError(f"{key}='{value}' conflicts with source '{self.source}': add {works}")
+        for key, value in self.changed(key for keys in self.READ.values() for key in keys if key not in read).items():
+            works = " or ".join(f"calibration={source}" for source, keys in self.READ.items() if key in keys)
+            raise ValueError(f"{key}='{value}' conflicts with source '{self.source}': add {works}")
         return self

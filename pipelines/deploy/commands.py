@@ -425,10 +425,6 @@ def _repository(settings: Settings, machine: Machine, overrides: Sequence[str]) 
     return step.artifact.path
 
 
-OF_TRITON = (*ServingSettings.OF_THE_FRONT, *ServingSettings.OF_TRITON)
-"""Settings of `serving` that trtllm-serve does not have."""
-
-
 def _faults(settings: Settings, served: RepositoryFacts) -> Iterator[Fault]:
     """Find settings that work on one machine but not in a pod."""
     serving = settings.serving
@@ -477,6 +473,7 @@ def _warn_unread(deployed: ClusterDeployment) -> None:
     settings, served, triton = deployed.settings, deployed.served, deployed.served.llm_api is None
     groups = {"manifests": settings, "serving": deployed.serving, "cluster": deployed.cluster, "image": deployed.image}
     routed = settings.route.name is not None  # a route follows the time limit of requests
+    ours = (*ServingSettings.OF_THE_FRONT, *ServingSettings.OF_TRITON)
     warn_unread(
         "make manifests",
         groups,
@@ -491,7 +488,7 @@ def _warn_unread(deployed: ClusterDeployment) -> None:
         ("serving", ["server"], triton),
         ("serving", ["restarts", "show_log"], served.kind == "multinode" or not triton),
         ("serving", ["multi_gpu"], not served.gpu),
-        ("serving", [key for key in OF_TRITON if key != "request_timeout_s" or not routed], not triton),
+        ("serving", [key for key in ours if key != "request_timeout_s" or not routed], not triton),
         ("cluster", [key for key in ClusterSettings.model_fields if key not in ("prefill", "decode")], True),
         ("image", ["name", "tag"], settings.image is not None or not triton),
     )

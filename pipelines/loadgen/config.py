@@ -406,9 +406,8 @@ class BenchmarkSettings(Group):
             return self
         if not self.slo.to_slo().limits:
             raise ValueError("has search=max_load without a limit: add e.g. benchmark.slo.ttft_ms=500")
-        for key in ("num_requests", "repeats", "window"):
-            if (value := getattr(self, key)) != type(self).model_fields[key].default:
-                raise ValueError(f"has {key}={value}, which a search decides itself: leave it out")
+        for key, value in self.changed(("num_requests", "repeats", "window")).items():
+            raise ValueError(f"has {key}={value}, which a search decides itself: leave it out")
         for key in ("concurrency", "request_rate"):
             span = getattr(self, key)
             if span is not None and not (len(span) == 2 and span[0] < span[1]):
@@ -461,10 +460,9 @@ def unread(workload: WorkloadSettings, benchmark: BenchmarkSettings) -> Iterator
         ("benchmark.warmup_requests", benchmark, paced, "an open loop warms up for benchmark.warmup_s"),
         ("benchmark.duration_s", benchmark, arrival == "burst", "a burst ends with its last response"),
     )
-    for name, group, unread, why in rows:
+    for name, group, moot, why in rows:
         key = name.partition(".")[2]
-        value = getattr(group, key)
-        if unread and value and value != type(group).model_fields[key].default:
+        if moot and (value := group.changed([key]).get(key)):
             yield Fault(f"{name}={value} has no effect on workload.arrival={arrival}: {why}.", todo="Leave it out.")
     least, most, usual = benchmark.min_requests, benchmark.num_requests, BenchmarkSettings.model_fields["min_requests"]
     if most is not None and least > most and least != usual.default:

@@ -452,11 +452,9 @@ def check_code(d: Deployment, repository: Path | None) -> tuple[Fault, ...]:
         return ()
     if repository is not None and (repository / TENSORRT_LLM / "1" / "model.py").is_file():
         return ()
-    what = (
-        f"tritonserver needs NVIDIA's code for engine={d.engine.setting}, which a repository made here does not have."
-    )
+    what = f"tritonserver needs NVIDIA's code for engine={d.engine.setting}, which a repository made here does not have"
     way = "make the repository first, and copy it as the commands in its repository.json do"
-    return (Fault(what, todo=f"Add serving.server=trtllm_serve. Or {way}: make repository"),)
+    return (Fault(f"{what}.", todo=f"Add serving.server=trtllm_serve. Or {way}: make repository"),)
 
 
 def check_ports(goal: Goal, stages: Sequence[Stage]) -> tuple[Fault, ...]:

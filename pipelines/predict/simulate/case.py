@@ -239,21 +239,14 @@ def faults_of(settings: Settings) -> list[Fault]:
                 todo="Leave it out, or add workload.arrival=closed.",
             )
         )
-    in_seconds = not in_ticks(settings)
-    rows = [
-        (key, in_seconds, "in seconds, the performance model or sizing.fit gives the cost")
-        for key in ("prefill", "decode", "chunks")
-    ]
-    unlimited = not in_seconds and simulator.kv_blocks is None
-    rows += [
-        (key, unlimited, "in ticks, only simulator.kv_blocks limits the cache")
-        for key in ("admission", "tokens_per_block")
-    ]
-    for key, moot, why in rows:
-        value = getattr(simulator, key)
-        if moot and value != type(simulator).model_fields[key].default:
-            shown = f"{value:.10g}" if isinstance(value, float) else value
-            faults.append(Fault(f"simulator.{key}={shown} has no effect: {why}.", todo="Leave it out."))
+    unread: tuple[str, ...] = ()
+    if not in_ticks(settings):
+        unread, why = ("prefill", "decode", "chunks"), "in seconds, the performance model or sizing.fit gives the cost"
+    elif simulator.kv_blocks is None:
+        unread, why = ("admission", "tokens_per_block"), "in ticks, only simulator.kv_blocks limits the cache"
+    for key, value in simulator.changed(unread).items():
+        shown = f"{value:.10g}" if isinstance(value, float) else value
+        faults.append(Fault(f"simulator.{key}={shown} has no effect: {why}.", todo="Leave it out."))
     return faults
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,24 +96,23 @@ def _unread(settings: Settings) -> Iterator[Fault]:
     known = "rate" if sizing.rate is not None else "measured" if sizing.measured else None
     peak_alone = sizing.average is None and sizing.peak_rate is not None
     stated = workload.trace is None or sizing.average is not None or peak_alone
-    rows: list[tuple[str, Group, bool, str]] = [
-        (f"autoscaling.{key}", scaling, not scaling.wanted, "no day is replayed") for key in type(scaling).model_fields
-    ]
-    why = f"sizing.{known} is of one deployment that is not simulated"
-    rows += [(key, sizing, known is not None, why) for key in ("formats", "kv_formats", "requests", "fit")]
-    rows.append(("slo.percentile", sizing.slo, known == "rate", "sizing.rate is checked against no limit"))
-    rows.append(("peak_window_s", sizing, stated, "it is for the rate of workload.trace=FILE"))
-    rows.append(("busy_hours", sizing, peak_alone, "it is for the average, and only the peak is given"))
     unpriced = sizing.prices.gpu_hour_usd is None and sizing.prices.server_usd is None
     owned = ("licence_usd", "hosting_usd", "kwh_usd", "utilisation")
-    rows += [(f"prices.{key}", sizing.prices, unpriced, "the GPUs themselves have no price") for key in owned]
-    for name, group, moot, why in rows:
-        key = name.rpartition(".")[2]
-        value, usual = getattr(group, key), type(group).model_fields[key].default
-        if moot and value != usual:
+    simulated = ("formats", "kv_formats", "requests", "fit")
+    of_one = f"sizing.{known} is of one deployment that is not simulated"
+    rows: tuple[tuple[str, Group, Iterable[str], bool, str], ...] = (
+        ("autoscaling.", scaling, type(scaling).model_fields, not scaling.wanted, "no day is replayed"),
+        ("", sizing, simulated, known is not None, of_one),
+        ("slo.", sizing.slo, ["percentile"], known == "rate", "sizing.rate is checked against no limit"),
+        ("", sizing, ["peak_window_s"], stated, "it is for the rate of workload.trace=FILE"),
+        ("", sizing, ["busy_hours"], peak_alone, "it is for the average, and only the peak is given"),
+        ("prices.", sizing.prices, owned, unpriced, "the GPUs themselves have no price"),
+    )
+    for place, group, keys, moot, why in rows:
+        for key, value in group.changed(keys if moot else ()).items():
             shown = f"[{','.join(value)}]" if isinstance(value, tuple) else str(value).removesuffix(".0")
             more = ", or add sizing.autoscaling.day=business" if group is scaling and known is None else ""
-            yield Fault(f"sizing.{name}={shown} has no effect: {why}.", todo=f"Leave it out{more}.")
+            yield Fault(f"sizing.{place}{key}={shown} has no effect: {why}.", todo=f"Leave it out{more}.")
 
 
 def question_id(settings: Settings) -> str:
