@@ -34,7 +34,7 @@ from pipelines.nightly import facts
 from pipelines.nightly.accuracy import Record, measured_loss
 from pipelines.nightly.config import NightlySettings
 from pipelines.nightly.matrix import NightlyCell, cells, own_overrides
-from pipelines.nightly.sentences import History, by_reason, causes, headline
+from pipelines.nightly.sentences import WAIT, History, by_reason, causes, headline
 from pipelines.nightly.trend import trend_document
 from pipelines.nightly.verdict import NightVerdict, is_suspect, judge, without_effect
 from pipelines.plan.plan import make_plan
@@ -72,7 +72,7 @@ def measure(settings: Settings, cells: Sequence[NightlyCell]) -> str:
         the id of the run.
 
     Raises:
-        UserError: a cell's configuration is wrong, or another run measures on this host.
+        UserError: a cell's configuration is wrong, or another run measures on this host with this history or store.
         KeyboardInterrupt: the run was stopped; the same command resumes it.
     """
     faults: list[Fault] = []
@@ -81,9 +81,13 @@ def measure(settings: Settings, cells: Sequence[NightlyCell]) -> str:
         with collecting(faults):
             configured.append(load(cell.overrides))
     refuse(dict.fromkeys(faults))
-    history = History(settings.nightly.history)
+    history, root = History(settings.nightly.history), settings.paths.store.absolute()
     host = socket.gethostname()
-    with history.only_run(host):
+
+    def busy() -> None:
+        raise UserError(f"Another nightly run measures on {host} with the store {root}.", todo=WAIT)
+
+    with history.only_run(host), Store(root).lock(fingerprint(["nightly", host]), busy):
         night = _begin(settings, cells, history, host)
         with Store(night.store).leases.hold(night.store):  # also between two cells
             done = {record.key for record in night.history.read().records if record.run == night.run}
@@ -269,7 +273,7 @@ def report_bad_night(settings: NightlySettings, run_id: str, outcome: Sequence[s
     A failure here is only a warning, because the night's results are already saved.
     """
     title, lines = (
-        f"nightly {settings.name}: {run_id} on {socket.gethostname()}",
+        f"nightly {settings.name}: {run_id}",  # which has the host that measured
         [" ".join(x.split()) for x in outcome],
     )
     if settings.issue is not None:

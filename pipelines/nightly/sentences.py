@@ -25,6 +25,7 @@ from pipelines.store.manifest import CHECKSUM, seal_is_right, sealed
 # with a note, as one that was changed.
 
 FILE = "history.jsonl"
+WAIT = "Wait until it ends: two at once would measure each other."
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class History:
             except Timeout:
                 raise UserError(
                     f"Another nightly run measures on {host} with the history {self.folder}.",
-                    todo="Wait until it ends: two at once would measure each other.",
+                    todo=WAIT,
                 ) from None
         try:
             yield

@@ -46,7 +46,7 @@ def test_a_bad_night_writes_the_issue_and_calls_the_webhook_and_a_good_one_clear
     settings = nightly_settings(issue=tmp_path / "issue.md")
     report_bad_night(settings, "20261128T000000Z", OUTCOME)
     text = settings.issue.read_text()
-    assert text.startswith(f"# nightly {settings.name}: 20261128T000000Z on ")
+    assert text.startswith(f"# nightly {settings.name}: 20261128T000000Z\n"), "its id has the host that measured"
     assert "REGRESSION tiny_gemma fp8 got slower\n\n- output tokens/s 1,000 -> 800\n" in text
     (sent,) = webhook.got
     assert "FAILED tiny_llama: killed" in sent["text"]

@@ -8,8 +8,10 @@ import sys
 import pytest
 
 from pipelines.domain.errors import UserError
+from pipelines.nightly import nightly_command
 from pipelines.nightly.accuracy import Record, pack_bits, unpack_bits
 from pipelines.nightly.sentences import FILE, History
+from pipelines.settings.compose import load as load_settings
 from pipelines.store.manifest import sealed
 from tests.conftest import ROOT
 from tests.support.nights import load, night
@@ -90,6 +92,17 @@ def test_a_second_run_on_the_same_host_is_refused(tmp_path):
         other.kill()
     with History(tmp_path).only_run("here"):  # the system freed it
         pass
+
+
+def test_a_second_run_in_the_same_store_is_refused_whatever_its_history(tmp_path, monkeypatch):
+    """It removed the store of the run that was still measuring."""
+
+    def run(history):
+        nightly_command.measure(load_settings([f"paths.store={tmp_path}", f"nightly.history={tmp_path / history}"]), [])
+
+    monkeypatch.setattr(nightly_command, "_begin", lambda *_: run("second"))
+    with pytest.raises(UserError, match=f"Another nightly run measures on .* with the store {tmp_path}"):
+        run("first")
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
