@@ -13,7 +13,7 @@ from pathlib import Path
 from pipelines import __version__
 from pipelines.cli.commands import COMMANDS, EXITS, PROGRAM, SECTIONS
 from pipelines.cli.words import check_command, groups_with_keys, overrides_of
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault, UserError, is_interruption
 from pipelines.host.disk import disk_error
 from pipelines.host.lifetimes import end_with
 from pipelines.host.screen import complain, lost_output, name_commands, outlive_readers, width, wrapped_lines
@@ -265,8 +265,7 @@ def prepare_libraries() -> None:
 
 def _code(error: Exception, name: str) -> int | None:
     """Return the exit code for an error that no command expects; None for a crash."""
-    # pydantic wraps a Ctrl-C that arrives while it serializes settings
-    if isinstance(error.__cause__, KeyboardInterrupt):
+    if is_interruption(error):
         return _interrupted()
     if (fault := disk_error(error, f"`{name}`", Path.cwd())) is None:
         return None

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 
+def is_interruption(error: BaseException) -> bool:
+    """Return whether this is a Ctrl-C, or what pydantic or Python's rmtree make of one that arrives in them."""
+    return KeyboardInterrupt in map(type, (error, error.__cause__, error.__context__))
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One thing that is wrong with the user's input or machine.

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import UserError, is_interruption
 from pipelines.host.lifetimes import end_with
 from pipelines.host.machine import Machine, gather
 from pipelines.plan.plan import make_plan
@@ -39,10 +39,8 @@ def main(file: Path) -> int:
         cell = _run(cell, machine)
     except UserError as error:
         cell = cell.failed(str(error))
-    except KeyboardInterrupt:
-        cell = cell.failed(STOPPED)
-    except Exception as error:  # noqa: BLE001 - its traceback is in the run's log, whose place was printed
-        cell = cell.failed(f"crashed: {type(error).__name__}: {error}")
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - its traceback is in the run's log, whose place was printed
+        cell = cell.failed(STOPPED if is_interruption(error) else f"crashed: {type(error).__name__}: {error}")
     replace(cell, seconds=round(time.monotonic() - begin, 1)).write(file.parent)
     if cell.state == "done":
         return 0

@@ -1,5 +1,8 @@
 """Ctrl-C ends a command with 130 wherever it comes."""
 
+import os
+import shutil
+
 import pytest
 from pydantic import BaseModel, field_serializer
 
@@ -20,6 +23,25 @@ class Settings(BaseModel):
 
 def test_while_pydantic_writes_settings_out(monkeypatch, capsys):
     monkeypatch.setattr("pipelines.run.config_command.config", lambda _: Settings().model_dump())
+    assert main(["config"]) == 130
+    assert "Interrupted. Finished stages are kept" in capsys.readouterr().err
+
+
+def test_while_python_removes_a_folder(tmp_path, monkeypatch, capsys):
+    """Python 3.11's rmtree closes the folder again: OSError, "Bad file descriptor"."""
+    (tmp_path / "old" / "folder").mkdir(parents=True)
+    usual = os.close
+
+    def close(handle):
+        usual(handle)
+        monkeypatch.setattr(os, "close", usual)
+        raise KeyboardInterrupt
+
+    def remove(_):
+        monkeypatch.setattr(os, "close", close)
+        shutil.rmtree(tmp_path / "old")
+
+    monkeypatch.setattr("pipelines.run.config_command.config", remove)
     assert main(["config"]) == 130
     assert "Interrupted. Finished stages are kept" in capsys.readouterr().err
 
