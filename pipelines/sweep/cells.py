@@ -21,7 +21,7 @@ from eval.results import RESULT
 from pipelines.domain.units import show_seconds
 from pipelines.host.disk import relative_to_cwd
 from pipelines.host.files import write_json
-from pipelines.host.lifetimes import child_process, repeated
+from pipelines.host.lifetimes import child_process, end_with, repeated
 from pipelines.host.screen import say
 from pipelines.plan.targets import Target
 from pipelines.settings.paths import PROJECT_ROOT
@@ -210,16 +210,20 @@ class RunCell:
         folder: of the sweep, on a disk that submitter and jobs share.
         files: of the cells, in the order of the jobs.
         shown: whether the cell prints to this terminal rather than to its log.
+        submitter: process on this machine that this one must not outlive, if it is another.
     """
 
     folder: Path
     files: tuple[Path, ...]
     shown: bool
+    submitter: int | None = None
 
     def __call__(self, _config: Any) -> None:
         """Run the cell of this job to the end."""
         from hydra.core.hydra_config import HydraConfig
 
+        if self.submitter is not None:
+            end_with(self.submitter)
         file = self.files[HydraConfig.get().job.num]
         if not file.is_file():
             say(f"{file} was removed, so its cell does not run")

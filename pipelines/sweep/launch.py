@@ -342,7 +342,8 @@ def _tell(cells: Sequence[SweepCell], waiting: Sequence[SweepCell], sweep: Sweep
 
 def _launch(sweep: Sweep, folder: Path, waiting: Sequence[SweepCell]) -> None:
     in_terminal = sweep.launcher == BASIC
-    task = RunCell(folder, tuple(cell.file(folder) for cell in waiting), in_terminal)
+    submitter = os.getpid() if sweep.launcher == JOBLIB else None
+    task = RunCell(folder, tuple(cell.file(folder) for cell in waiting), in_terminal, submitter)
     watched = nullcontext() if in_terminal or sweep.launcher == SLURM else Watch(folder, waiting).meanwhile()
     with hydra_on_conf(), watched:
         HydraConfig.instance().set_config(sweep.config)

@@ -58,8 +58,10 @@ def test_a_result_that_was_written_stands(tmp_path, monkeypatch, cell):
     assert after.state == "done"
 
 
-def test_ctrl_c_lets_the_cell_clean_up(tmp_path, cell):
-    """In a process of its own, so that the interrupt cannot hit the tests."""
+@pytest.mark.parametrize("killed", ["launcher", "submitter"])
+def test_ctrl_c_lets_the_cell_clean_up(tmp_path, cell, killed):
+    """In a process of its own, so that the interrupt cannot hit the tests; likewise if its sweep is killed."""
+    submitter = subprocess.Popen(["sleep", "60"])
     program = tmp_path / "python"
     program.write_text(
         f"#!/bin/sh\ntrap 'touch {tmp_path}/cleaned; exit 130' TERM; touch {tmp_path}/started\n"
@@ -67,28 +69,31 @@ def test_ctrl_c_lets_the_cell_clean_up(tmp_path, cell):
     )
     program.chmod(0o755)
     launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, str(tmp_path), str(program)],
+        [sys.executable, "-c", LAUNCHER, str(tmp_path), str(program), str(submitter.pid)],
         stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored when started in the background
     )
     while not (tmp_path / "started").exists():
         assert launcher.poll() is None, launcher.stderr.read()
         time.sleep(0.02)
-    launcher.send_signal(signal.SIGINT)
+    launcher.send_signal(signal.SIGINT) if killed == "launcher" else submitter.kill()
     _, said = launcher.communicate()
+    submitter.kill()
+    submitter.wait()
     assert b"KeyboardInterrupt" in said
     assert (tmp_path / "cleaned").exists()
 
 
 LAUNCHER = """
-import sys
+import signal, sys
 from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from pipelines.sweep.cells import RunCell
 
+signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it can be seen
 folder, sys.executable = Path(sys.argv[1]), sys.argv[2]
 HydraConfig.get = lambda: type("Hydra", (), {"job": type("Job", (), {"num": 0})})
-RunCell(folder, (folder / "cell-1.json",), shown=False)(None)
+RunCell(folder, (folder / "cell-1.json",), shown=False, submitter=int(sys.argv[3]))(None)
 """
 
 
