@@ -71,6 +71,9 @@ def replacing(target: Path) -> Iterator[Path]:
                 _remove(old)
         else:
             fresh.replace(target)
+    except OSError as error:
+        error.filename = error.filename or str(target)  # write(2) names no file
+        raise
     finally:
         _remove(fresh)
 

@@ -75,15 +75,17 @@ class History:
             UserError: the folder cannot be written.
         """
         line = json.dumps(sealed(record.to_json()), sort_keys=True, allow_nan=False).encode() + b"\n"
-        with self._writing(), self._lock("history.lock"):
-            handle = os.open(self.file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        with self._writing(), self._lock("history.lock"), self.file.open("ab+", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
+            rest = (b"\n" if torn else b"") + line
             try:
-                size = os.fstat(handle).st_size
-                torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
-                os.write(handle, (b"\n" if torn else b"") + line)
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+                while rest:  # a disk that is nearly full takes a part
+                    rest = rest[file.write(rest) :]
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)
+                raise
 
     def keep_settings(self, digest: str, settings: Mapping[str, Any]) -> None:
         """Store the settings behind a digest once, so that a later change can be named."""

@@ -117,10 +117,10 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 try:
     write_bytes(file, bytes(1_000_000))
 except OSError as error:
-    print(errno.errorcode[error.errno])
+    print(errno.errorcode[error.errno], error.filename)
 """
     done = python(code, tmp_path)
-    assert (done.stdout, done.stderr) == ("EFBIG\n", "")
+    assert (done.stdout, done.stderr) == (f"EFBIG {tmp_path / 'file'}\n", "")
     assert names(tmp_path) == ["file"]
     assert (tmp_path / "file").read_bytes() == b"old"
 

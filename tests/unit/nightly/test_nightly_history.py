@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import resource
 import subprocess
 import sys
 
@@ -76,6 +77,22 @@ def test_two_writers_do_not_mix_their_lines(tmp_path):
     read = History(tmp_path).read()
     assert read.notes == ()
     assert sorted(int(record.commit[:12]) for record in read.records) == [*range(25), *range(100, 125)]
+
+
+def test_a_line_that_does_not_fit_on_the_disk_is_refused_and_leaves_nothing(tmp_path):
+    """The system wrote a part of it, and that was taken for the whole."""
+    history = History(tmp_path)
+    history.append(night(0))
+    size = history.file.stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, limits[1]))
+    try:
+        with pytest.raises(UserError, match="cannot be written: File too large"):
+            history.append(night(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert history.read().notes == ()
+    assert history.file.stat().st_size == size
 
 
 def test_a_second_run_on_the_same_host_is_refused(tmp_path):
