@@ -46,19 +46,19 @@ class ResultFile:
                 return None
         return value
 
-    def need(self, *keys: str) -> Any:
+    def need(self, *keys: str | int) -> Any:
         """Return the value at a path of keys."""
         if (value := self.get(*keys)) is None:
-            raise self.fault(".".join(keys))
+            raise self.fault(".".join(map(str, keys)))
         return value
 
-    def number(self, *keys: str) -> float:
+    def number(self, *keys: str | int) -> float:
         """Return a number (some versions write numbers as text)."""
         value = self.need(*keys)
         try:
             return float(value)
         except (TypeError, ValueError):
-            raise UserError(f"{self.source}: {'.'.join(keys)}={value!r} is not a number.") from None
+            raise UserError(f"{self.source}: {'.'.join(map(str, keys))}={value!r} is not a number.") from None
 
     def whole(self, *keys: str) -> int | None:
         """Return a whole number, or None if it is missing or 0."""
@@ -121,6 +121,11 @@ class ResultFile:
         if lost > 0:
             notes.append(f"{self.source}: {lost:,.0f} of {total:,.0f} requests failed; the figures cover the others.")
         return notes
+
+
+def normal_deviation(lengths: Distribution) -> float:
+    """Return the standard deviation of a normal distribution with this P50 and P95; 0 if they are not known."""
+    return max((lengths.p95 or 0.0) - (lengths.p50 or 0.0), 0.0) / 1.645
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,13 +15,21 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from pathlib import Path
+from statistics import pstdev
 from typing import Any
 
 import yaml
 
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.errors import UserError
-from pipelines.predict.performance.measured import KEPT_UP, Measured, MeasuredLevel, ResultFile, Served
+from pipelines.predict.performance.measured import (
+    KEPT_UP,
+    Measured,
+    MeasuredLevel,
+    ResultFile,
+    Served,
+    normal_deviation,
+)
 
 
 def vllm(data: Any, source: str) -> Measured:
@@ -74,6 +82,8 @@ def _bench(file: ResultFile, e2e: str, lost: float = 0, total: float = 0) -> tup
         cv=cv,
         isl=prompts / completed,
         osl=file.number("total_output_tokens") / completed,
+        isl_stdev=_deviation(file, "input"),
+        osl_stdev=_deviation(file, "output"),
         requests=completed,
         requests_per_s=file.number("request_throughput"),
         ttft_s=_milliseconds(file, "ttft") if streamed else Distribution(0),
@@ -82,6 +92,20 @@ def _bench(file: ResultFile, e2e: str, lost: float = 0, total: float = 0) -> tup
         steady=False,  # from the first request to the last
     )
     return level, (*file.notes(streamed=streamed, lost=lost, total=total), *held)
+
+
+def _deviation(file: ResultFile, side: str) -> float:
+    """Return the standard deviation of lengths that a file lists, or that SGLang drew; 0 if it says neither.
+
+    SGLang draws from [ratio x length, length], with a ratio of 0 by default. vLLM's file does not state its ratio.
+    """
+    answers, ratio, longest = (file.get(key) for key in ("output_lens", "random_range_ratio", f"random_{side}_len"))
+    if isinstance(answers, list):
+        lengths = [file.number(f"{side}_lens", number) for number, answer in enumerate(answers) if answer]
+        return pstdev(lengths) if lengths else 0.0
+    if not str(file.get("dataset_name")).startswith("random") or ratio is None or longest is None:
+        return 0.0
+    return file.number(f"random_{side}_len") * (1 - file.number("random_range_ratio")) / math.sqrt(12)
 
 
 def _bench_load(file: ResultFile) -> tuple[str, int | None, float | None, float, list[str]]:
@@ -148,13 +172,16 @@ def inference_perf(data: Any, source: str) -> Measured:
     lost, total = (file.get(*keys) or 0 for keys in (("failures", "count"), ("load_summary", "count")))
     done = file.finished("successes", "count")
     streamed = file.get("successes", "latency", "time_to_first_token") is not None
-    isl = ("successes", "prompt_len" if file.get("successes", "prompt_len") else "prompt_tokens", "mean")
+    prompts = "prompt_len" if file.get("successes", "prompt_len") else "prompt_tokens"
+    isl, osl = (_of_stage(file, name, ()) for name in (prompts, "output_len"))
     level = MeasuredLevel(
         arrival=arrival,
         concurrency=users,
         request_rate=rate,
-        isl=file.number(*isl),
-        osl=file.number("successes", "output_len", "mean"),
+        isl=isl.mean or 0.0,
+        osl=osl.mean or 0.0,
+        isl_stdev=normal_deviation(isl),
+        osl_stdev=normal_deviation(osl),
         requests=done,
         requests_per_s=file.number("successes", "throughput", "requests_per_sec"),
         ttft_s=_of_stage(file, "time_to_first_token") if streamed else Distribution(0),
@@ -193,9 +220,9 @@ def _stage(file: ResultFile, config: ResultFile) -> tuple[str, int | None, float
     return kind, None, requested, notes
 
 
-def _of_stage(file: ResultFile, name: str) -> Distribution:
+def _of_stage(file: ResultFile, name: str, group: tuple[str, ...] = ("latency",)) -> Distribution:
     count = int(file.number("successes", "count"))
-    return file.distribution(("successes", "latency", name), 1.0, OF_STAGE, count=count, need=("mean",))
+    return file.distribution(("successes", *group, name), 1.0, OF_STAGE, count=count, need=("mean",))
 
 
 def llm_d(data: Any, source: str) -> Measured:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from pipelines.domain.benchmark import RESULT, BenchmarkResult, Distribution, LoadPoint
+from pipelines.domain.benchmark import RESULT, BenchmarkResult, LoadPoint
 from pipelines.domain.errors import UserError
 from pipelines.domain.summary import SECOND
 from pipelines.engines.registry import runs_on_cpu
@@ -27,6 +27,7 @@ from pipelines.predict.performance.measured import (
     Served,
     guidellm,
     is_guidellm,
+    normal_deviation,
 )
 from pipelines.predict.performance.measured_open import inference_perf, llm_d, sglang, vllm
 from pipelines.predict.performance.measured_tools import PHASES, aiperf, genai_perf, is_aiperf, trtllm_bench
@@ -273,8 +274,8 @@ def measured_level(result: BenchmarkResult, level: LoadPoint, folder: Path) -> M
         request_rate=level.request_rate,
         isl=summary.isl.mean or 0.0,
         osl=summary.osl.mean or 0.0,
-        isl_stdev=_stdev(summary.isl),
-        osl_stdev=_stdev(summary.osl),
+        isl_stdev=normal_deviation(summary.isl),
+        osl_stdev=normal_deviation(summary.osl),
         requests=summary.requests,
         requests_per_s=summary.requests_per_s,
         ttft_s=summary.ttft_s,
@@ -285,11 +286,6 @@ def measured_level(result: BenchmarkResult, level: LoadPoint, folder: Path) -> M
         think_s=float(result.workload.get("think_time_s", 0.0)),
         sent=_sent(folder / level.requests_file),
     )
-
-
-def _stdev(lengths: Distribution) -> float:
-    # of a normal distribution with this p50 and p95
-    return max((lengths.p95 or 0.0) - (lengths.p50 or 0.0), 0.0) / 1.645
 
 
 def _sent(path: Path) -> Sent | None:

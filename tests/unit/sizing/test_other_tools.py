@@ -92,6 +92,40 @@ def test_sglang_shares_ranks_among_groups_of_attention(tmp_path, attention, gpus
     assert read_measured([path]).served.gpus == gpus
 
 
+def sglang_with(folder, **values):
+    line = json.loads((FILES / "sglang_bench_serving.jsonl").read_text().splitlines()[0])
+    (path := folder / "one.jsonl").write_text(json.dumps({**line, **values}) + "\n")
+    return path
+
+
+def test_sglang_draws_lengths_from_a_ratio_to_the_longest(tmp_path):
+    """Its default ratio of 0 means 1 to 2,000 tokens; vLLM's means 2,000 each, and the file does not have it."""
+    (fixed,) = read_measured([sglang_with(tmp_path)]).levels
+    assert (fixed.isl_stdev, fixed.osl_stdev) == (0, 0)
+    (drawn,) = read_measured([sglang_with(tmp_path, random_range_ratio=0.0)]).levels
+    assert (drawn.isl_stdev, drawn.osl_stdev) == pytest.approx((2000 / 12**0.5, 200 / 12**0.5))
+    (other,) = read_measured([sglang_with(tmp_path, random_range_ratio=0.0, dataset_name="sharegpt")]).levels
+    assert other.isl_stdev == 0
+
+
+def test_lengths_that_a_file_lists_give_their_deviation_without_failed_requests(tmp_path):
+    listed = {"input_lens": [100, 900, 300], "output_lens": [10, 0, 30]}
+    for path in (
+        sglang_with(tmp_path, **listed),
+        changed(tmp_path, "vllm_bench_serve.json", lambda data: data.update(listed)),
+    ):
+        (level,) = read_measured([path]).levels
+        assert (level.isl_stdev, level.osl_stdev) == (100, 10)
+    with pytest.raises(UserError, match=r"input_lens\.1='x' is not a number"):
+        read_measured([sglang_with(tmp_path, input_lens=[1, "x"], output_lens=[1, 1])])
+
+
+def test_inference_perf_states_lengths_by_percentiles(tmp_path):
+    spread = {"mean": 2000, "median": 2000, "p95": 2329}
+    path = changed(tmp_path, STAGE, lambda data: data["successes"].update(prompt_len=spread))
+    assert read_measured([path]).levels[0].isl_stdev == pytest.approx(200)
+
+
 def test_guidellm_is_steady_only_with_a_warm_up():
     assert [level.steady for level in read_measured([FILES / "guidellm.json"]).levels] == [False, True, True]
 
@@ -255,8 +289,5 @@ def test_each_phase_of_aiperf_is_a_load_by_its_own_file(tmp_path):
 
 def test_conversations_of_sglang_have_no_input_tokens_and_are_refused(tmp_path):
     """Its bench_serving counts no prompts of conversations: a fit would take them for free."""
-    line = json.loads((FILES / "sglang_bench_serving.jsonl").read_text().splitlines()[0])
-    path = tmp_path / "conversations.jsonl"
-    path.write_text(json.dumps({**line, "total_input_tokens": 0}))
     with pytest.raises(UserError, match="total_input_tokens=0"):
-        read_measured([path])
+        read_measured([sglang_with(tmp_path, total_input_tokens=0)])
