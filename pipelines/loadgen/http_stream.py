@@ -98,10 +98,13 @@ class HttpReply:
         if (usage := event.get("usage")) and "completion_tokens" in (counts := _counts(usage)):
             self.usage = counts
         if fault := event.get("error") or (event.get("object") == "error" and event):
-            stated = fault if isinstance(fault, dict) else {"message": fault}
+            bare = not isinstance(fault, dict)
+            stated = {"message": fault} if bare else fault
             message, code = str(stated.get("message") or stated), stated.get("code")
-            kind = _kind(code) if isinstance(code, int) else classify(message)
-            self.fault = stated["type"] if (kind, stated.get("type")) == ("invalid", "server_error") else kind, message
+            # TGI names refusals of a request beside the bare text
+            accepted = bool(self.stamps) or stated.get("type") == "server_error"
+            accepted |= bare and event.get("error_type") != "validation"
+            self.fault = _kind(code) if isinstance(code, int) else classify(message, accepted=accepted), message
         filled = False
         for choice in event.get("choices") or ():
             part = choice.get("delta") or choice.get("message") or choice

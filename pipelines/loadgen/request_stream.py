@@ -186,8 +186,8 @@ class RequestStream(ABC):
         return index, due, sent, first, end, counts[0], osl, stamps, error
 
 
-def classify(text: str) -> str:
-    """Classify an error message of the server."""
+def classify(text: str, *, accepted: bool) -> str:
+    """Classify an error message of the server; of a request that it accepted, the fault is not in the request."""
     low = text.lower()
     if any(part in low for part in _REJECTED):
         return "rejected"
@@ -197,7 +197,7 @@ def classify(text: str) -> str:
         return "cancelled"
     if "unavailable" in low or "not ready" in low or "unloaded" in low:
         return "connection"
-    return "invalid"
+    return "server_error" if accepted else "invalid"
 
 
 # State shared by the client processes and the process that directs them: a block of counters, and the jobs.

@@ -216,7 +216,7 @@ class TritonStream(RequestStream):
                 return stamp, "connection"
             if response.error_message:
                 self.error_text = response.error_message
-                return stamp, classify(response.error_message)
+                return stamp, classify(response.error_message, accepted=bool(chunks))
             answer = response.infer_response
             if answer.raw_output_contents and self._take(answer, counts):
                 end = stamp

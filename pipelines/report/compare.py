@@ -116,7 +116,7 @@ def compare_formats(data: ReportData, workload: Workload | None, model: str, lim
     else:
         reason = _reason(best, limit, alone=len(eligible) == 1)
     chosen = best.variant if best else None
-    notes = (*(_choice_notes(best, eligible, limit) if best else ()), *load_notes(rows))
+    notes = (*(_choice_notes(best, eligible, limit) if best else ()), *load_notes(rows), *_failures(rows))
     rejected = {
         row.variant: why
         for row in rows
@@ -241,9 +241,13 @@ def _rate(level: LoadPoint) -> float:
 def meets(level: LoadPoint, slo: Slo) -> bool:
     """Return whether the 99th percentiles are within every limit, as MLPerf counts; False without limits.
 
-    A metric without values (no ITL with fewer than two output tokens) meets its limit, as for goodput.
+    A metric without values (no ITL with fewer than two output tokens) meets its limit, as for goodput. A request that
+    failed meets none, so that more than 1 % of them are beyond any 99th percentile.
     """
     summary = level.summary
+    failed, total = _failed(level)
+    if failed > 0.01 * total:
+        return False
     pairs = ((summary.ttft_s, slo.ttft_ms), (summary.itl_s, slo.itl_ms), (summary.e2e_s, slo.e2e_ms))
     checked = [(metric.p99, limit) for metric, limit in pairs if limit is not None]
     return bool(checked) and all(p99 is None or 1000 * p99 <= limit for p99, limit in checked)
@@ -309,10 +313,12 @@ def _choice_notes(best: FormatRow, eligible: Sequence[FormatRow], limit: float) 
     if second is not None:
         first, other = (spread(row.run, row.level.load) if row.run and row.level else None for row in (best, second))
         runs = f"Repeated runs of {best.variant} and {second.variant}"
+        once = [row.variant for row, ends in ((best, first), (second, other)) if ends is None]
         if first is None or other is None:
-            notes.append("Each load was measured once per format, so the noise between runs is not known.")
+            which = "Each load was measured once per format" if len(once) > 1 else f"{once[0]} was measured once"
+            notes.append(f"{which}, so the noise between runs is not known.")
         elif first[0] <= other[1]:
-            rates = f"(lowest {first[0]:,.0f}, highest {other[1]:,.0f} output tokens/s)"
+            rates = f"(from {first[0]:,.0f}, up to {other[1]:,.0f} output tokens/s)"
             notes.append(f"{runs} overlap {rates}: the two cannot be told apart.")
         else:
             notes.append(f"{runs} do not overlap.")
@@ -322,6 +328,19 @@ def _choice_notes(best: FormatRow, eligible: Sequence[FormatRow], limit: float) 
             f"limit of {limit:g} %: evaluate more questions to be sure."
         )
     return notes
+
+
+def _failed(level: LoadPoint) -> tuple[int, int]:
+    """Return how many requests of a window failed, and how many it had."""
+    failed = sum(level.summary.errors.values())
+    return failed, failed + level.summary.e2e_s.count
+
+
+def _failures(rows: Sequence[FormatRow]) -> list[str]:
+    """Return a note with the loads in which requests failed."""
+    loads = [(row.variant, level, *_failed(level)) for row in rows for level in finished(row.run)]
+    some = [f"{variant} at {level.load} ({part:,} of {total:,})" for variant, level, part, total in loads if part]
+    return [f"Requests failed, and the figures cover the others: {', '.join(some)}."] if some else []
 
 
 def load_notes(rows: Sequence[FormatRow]) -> list[str]:

@@ -358,8 +358,12 @@ def group_runs(formats: Iterable[FormatReport]) -> tuple[Workload, ...]:
 
 
 def spread(run: BenchmarkRun, load: str) -> tuple[float, float] | None:
-    """Return lowest and highest output tokens/s of a load over repeated runs; None if it was measured once."""
+    """Return lowest and highest output tokens/s of a load over repeated runs; None if it was measured once.
+
+    Of a load that one run measured several times, they are the ends of its interval.
+    """
     results = (run.result, *run.repeats)
     levels = [level for result in results for level in result.levels if level.load == load and level.counts]
-    rates = [level.summary.output_tokens_per_s for level in levels]
+    ends = [level.intervals.get("output_tokens_per_s", (level.summary.output_tokens_per_s,)) for level in levels]
+    rates = [rate for each in ends for rate in each]
     return (min(rates), max(rates)) if len(rates) > 1 else None

@@ -154,13 +154,13 @@ def fit_text(measured: Measured, result: FitResult, source: str) -> str:
     lines = [head, "", *compared(result.rows), "", "coefficient, fitted, 95 % interval"]
     lines += table(coefficients, text_columns=(2, 3), indent=2) if coefficients else []
     if result.undecided:
-        lines.append("  * not determined by these loads: the assumed value is kept")
+        lines.append("  * not determined by these loads: other values fit about as well")
     if result.at_bound:
         lines.append(f"at the bound of the allowed range: {', '.join(result.at_bound)}")
     return "\n".join([*lines, *(f"note: {note}" for note in measured.notes)])
 
 
-METRICS = {"rps": "requests/s", "ttft_p50": "TTFT p50 ms", "ttft_p95": "TTFT p95 ms", "itl_mean": "ITL ms"}
+METRICS = {"rps": "req/s", "ttft_p50": "TTFT p50 ms", "ttft_p95": "TTFT p95 ms", "itl_mean": "ITL mean ms"}
 """Metrics that a fit is judged by, and their titles."""
 
 

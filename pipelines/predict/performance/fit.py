@@ -3,7 +3,7 @@
 Each coefficient is a prior times exp(theta); theta is found by least squares on the logarithm of modelled / measured of
 TTFT, ITL and requests/s of every level, with the priors as further residuals. If a GPU model gives the prior, a
 coefficient moves only as far as the measurement requires; without one (the CPU engine) the prior is a guess from the
-measurement itself, uncertain by a factor of 4. A coefficient that the measurement does not determine keeps its prior.
+measurement itself, uncertain by a factor of 4. What the measurement does not determine is named.
 """
 
 from __future__ import annotations

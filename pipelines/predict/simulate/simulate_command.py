@@ -26,6 +26,11 @@ RATE = "benchmark.request_rate=0.22"
 """Between what 4 slots serve with static batching (178 requests per 1,000 ticks) and with in-flight batching (267):
 with one the queue grows, with the other it comes and goes."""
 
+READ = {f"benchmark.{key}" for key in ("concurrency", "request_rate", "num_requests", "window")}
+READ |= {"benchmark", "sizing.fit", "sizing.model", "sizing.requests"}
+READ |= {"build.tokens_per_block", "triton.batch_scheduler_policy"}
+"""What is read of groups that are not read as a whole: `benchmark` and `sizing`, in ticks all but the following."""
+OF_TICKS = ("workload", "simulator", "runtime", "experiment", "hardware", "paths", "report", "store", "hydra")
 
 _SEARCH = Fault(
     "benchmark.search=max_load only works with `make benchmark`.",
@@ -65,7 +70,10 @@ class PreparedSimulation:
         settings, case = self.settings, self.case
         traced = () if settings.workload.trace is None else read_trace(settings.workload).notes
         unit = f"time: {'seconds' if case.unit == 's' else case.unit} ({case.reason})"
-        return [wrapped(line) for line in (unit, *case.notes, *traced)]
+        unread = [word for word in self.overrides if not _is_read(word, case.unit)]
+        why = "" if case.unit == "s" else " (hardware=h100_sxm and the like simulate the model in seconds)"
+        said = [f"not read: {', '.join(unread)}{why}"] if unread else []
+        return [wrapped(line) for line in (unit, *case.notes, *traced, *said)]
 
     def run(self) -> list[Simulated]:
         """Simulate each policy under each load."""
@@ -87,6 +95,15 @@ def prepared(overrides: Sequence[str], judge_of: Callable[[Settings, Machine], J
     """
     completed, settings = with_defaults(overrides)
     return PreparedSimulation(completed, settings, *_judged(settings, judge_of))
+
+
+def _is_read(override: str, unit: str) -> bool:
+    """Return whether an override changes what is simulated."""
+    key = override.lstrip("+~").partition("=")[0]
+    group = key.partition(".")[0]
+    if group in ("benchmark", "sizing"):
+        return key in READ
+    return unit == "s" or group in OF_TICKS or key in READ
 
 
 def with_defaults(overrides: Sequence[str]) -> tuple[list[str], Settings]:

@@ -15,6 +15,7 @@ from pipelines.domain.formats import proposed
 from pipelines.predict.performance.performance import Costed, Setup, runnable
 from pipelines.predict.sizing.fleet import ROUNDING, Cost, Layout, PeakFleet, cost, fleet
 from pipelines.predict.sizing.instance import (
+    LIGHTEST,
     AgainstRulesError,
     Capacity,
     Instance,
@@ -228,7 +229,7 @@ def _missed(question: Question, error: OutOfReachError) -> str:
     if error.metric == "queue":
         return "the queue grows at any load"
     limit = getattr(question.slo, f"{error.metric}_ms")
-    return over_limit(error.metric, question.percentile, error.seconds, limit, " at almost no load")
+    return over_limit(error.metric, question.percentile, error.seconds, limit, f" at {LIGHTEST}")
 
 
 def over_limit(metric: str, percentile: float, seconds: float, limit_ms: float, where: str = "") -> str:
@@ -302,6 +303,8 @@ def _what_limits(question: Question, metric: str) -> str:
     }.get(metric, "The engine sets the lower bound")
     more = [str(tp) for tp in usual_tp(1, question.model, question.gpu) if tp > max(question.tp)]
     wider = f"more GPUs per instance (sizing.tp=[{','.join(more)}]), " if more else ""
+    if question.terms.policy == "static" and metric != "itl":
+        what, wider = "With static batching a request waits for the running batch", f"in-flight batching, {wider}"
     return f"{what}: allow {wider}another format or GPU, or a higher limit."
 
 

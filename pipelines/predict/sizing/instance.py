@@ -34,6 +34,7 @@ PRECISION = 0.005
 """Relative precision to which rates are found."""
 ALONE = 0.02
 """Lowest load considered, as a share of the most an instance can serve: requests hardly ever overlap."""
+LIGHTEST = f"{100 * ALONE:g} % of full load"
 FILLS = 12
 """Minimum number of times the requests fill the batch when the most an engine can serve is measured."""
 OVERLOAD = 1.3
@@ -261,7 +262,7 @@ class Capacity:
 
 
 class OutOfReachError(Exception):
-    """A single request alone already misses a limit."""
+    """The lowest load considered already misses a limit."""
 
     def __init__(self, metric: str, seconds: float) -> None:
         super().__init__(metric)

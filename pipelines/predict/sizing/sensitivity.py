@@ -18,7 +18,7 @@ from pipelines.predict.performance.performance import Setup, runnable
 from pipelines.predict.performance.placement import full_load_rate
 from pipelines.predict.sizing.answer import WORDS, CostOf, FleetOption
 from pipelines.predict.sizing.fleet import Layout, fleet
-from pipelines.predict.sizing.instance import Instance, OutOfReachError, instance, instances_for
+from pipelines.predict.sizing.instance import LIGHTEST, Instance, OutOfReachError, instance, instances_for
 from pipelines.predict.sizing.question import Question
 
 RATE, LIMIT, LENGTH, HEADROOM = 0.2, 0.25, 0.25, 0.1
@@ -209,6 +209,6 @@ def _sized(what: str, question: Question, one: Instance, guess: int, most: float
     except UserError as error:
         return Change(what, why=error.faults[0].message)
     except OutOfReachError as error:
-        return Change(what, why=f"{WORDS[error.metric]} is {ms(error.seconds)} ms at almost no load")
+        return Change(what, why=f"{WORDS[error.metric]} is {ms(error.seconds)} ms at less than {LIGHTEST}")
     layout = Layout(one.setup.gpus, question.gpu.gpus_per_server)
     return Change.to(what, needed + question.spare, layout)

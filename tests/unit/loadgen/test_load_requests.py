@@ -71,7 +71,13 @@ def test_a_model_may_stop_early_when_asked_to() -> None:
 )
 def test_errors_are_named_by_what_the_server_says(text: str, kind: str) -> None:
     """Texts of Triton and of TensorRT-LLM."""
-    assert classify(text) == kind
+    assert classify(text, accepted=False) == kind
+
+
+def test_the_fault_of_an_accepted_request_is_the_servers() -> None:
+    """A stream that breaks off after tokens was no bad request; a timeout stays one."""
+    assert classify("Stub process 'tensorrt_llm_0_0' is not healthy.", accepted=True) == "server_error"
+    assert classify("Request timeout expired", accepted=True) == "timeout"
 
 
 def test_server_statistics_are_of_the_window_alone() -> None:

@@ -170,6 +170,40 @@ def test_a_load_meets_limits_at_p99_only(two_formats):
     assert not meets(level, Slo())
 
 
+def test_a_load_of_which_requests_failed_is_outside_the_limits_and_named(tmp_path):
+    """One of 25 is more than a hundredth; without it the load of 24 would be the best."""
+    data = collect(full_store(tmp_path, ("none",), concurrencies=(1, 4), slo=Slo("given", 50.0)))
+    (run,) = data.workloads[0].runs
+    light, busy = run.result.levels
+    some = dataclasses.replace(busy.summary, errors={"rejected": 1})
+    result = dataclasses.replace(run.result, levels=(light, dataclasses.replace(busy, summary=some)))
+    workload = dataclasses.replace(data.workloads[0], runs=(dataclasses.replace(run, result=result),))
+    (found,) = comparison(dataclasses.replace(data, workloads=(workload,)))
+    assert found.rows[0].at_slo == light
+    assert "Requests failed, and the figures cover the others: none at concurrency 4 (1 of 25)." in found.notes
+
+
+def test_loads_that_one_run_repeated_are_not_said_to_be_measured_once(tmp_path):
+    """Intervals of the mean say what the noise explains; fp8 gives 1.4 times as much."""
+    store = Store(tmp_path)
+    for variant, own in (("none", (100, 200)), ("fp8", (1e5, 2e5))):
+        intervals = {"output_tokens_per_s": own}
+        add_benchmark(store, add_format(store, variant), variant, minute=10, intervals=intervals)
+    notes = comparison(collect(store))[0].notes
+    assert "Repeated runs of fp8 and none do not overlap." in notes
+    add_benchmark(store, add_format(store, "int4_awq"), "int4_awq", minute=11)
+    notes = comparison(collect(store))[0].notes
+    assert "int4_awq was measured once, so the noise between runs is not known." in notes
+
+
+def test_loads_are_shown_from_the_lightest(tmp_path):
+    """Measured from the top, the lines and "darker for higher loads" of the plots hold all the same."""
+    store = Store(tmp_path)
+    add_benchmark(store, add_format(store, "none"), "none", concurrencies=(16, 1, 4))
+    (item,) = collect(store).formats
+    assert [level.concurrency for level in item.runs[0].result.levels] == [1, 4, 16]
+
+
 def test_the_table_fits_a_terminal(everything):
     text = comparison_text(comparison(everything))
     assert max(map(len, text.splitlines())) <= 79

@@ -374,6 +374,17 @@ def test_a_mixture_of_experts_is_simulated_in_seconds_too(tmp_path, capsys):
     assert made["what"].startswith("mixtral-8x7b fp8 on h200_sxm")
 
 
+def test_what_is_not_read_is_named():
+    """In ticks neither model nor engine; in seconds not how a benchmark measures; what is read is not named."""
+    few = ["benchmark.num_requests=20", "benchmark.request_rate=0.2"]
+    ticks = simulate("quant=fp8", "build.max_batch_size=8", "simulator.slots=2", "benchmark.warmup_s=9", *few).text
+    assert "not read: quant=fp8, build.max_batch_size=8, benchmark.warmup_s=9 (hardware=" in " ".join(ticks.split())
+    gpu = ["hardware=h100_sxm", "model=llama_3_8b", "quant=fp8", "build.max_batch_size=8", "workload=poisson"]
+    seconds = simulate(*gpu, "sizing.tp=2", "benchmark.warmup_s=9", *few).text
+    assert "\nnot read: sizing.tp=2, benchmark.warmup_s=9\n" in seconds
+    assert "not read" not in simulate(*gpu, *few).text
+
+
 def test_a_fit_makes_it_seconds_with_its_own_engine(tmp_path, capsys):
     cost = IterationCost(1e-5, 0.0, 1e-3, 0.0, fixed=2e-3)
     deployment = ModelledDeployment(SchedulerLimits(slots=6, kv_blocks=512, tokens_per_block=16), cost, 0.003, 0.001)

@@ -174,7 +174,8 @@ def test_a_limit_that_nothing_meets_says_the_best_there_is_and_what_limits_it():
     """A prompt of 1,000 tokens takes 20 ms on one GPU, 7.8 ms on four, and 1 + 5 ms come on top."""
     asked = question(slo=Slo("given", ttft_ms=5.0), tp=(1, 4))
     with pytest.raises(
-        UserError, match=r"meets the limits: the closest is TP 4 fp8, where TTFT P95 is 16\.21 ms at .* limit is 5"
+        UserError,
+        match=r"meets the limits: the closest is TP 4 fp8, where TTFT P95 is 16\.21 ms at 2 % of full load, .* is 5",
     ):
         answer(asked, made_up)
     advice = r"prefill of 1,000 input tokens, .* allow more GPUs per instance \(sizing\.tp=\[8\]\), another format"
@@ -182,6 +183,9 @@ def test_a_limit_that_nothing_meets_says_the_best_there_is_and_what_limits_it():
         answer(asked, made_up)
     with pytest.raises(UserError, match=r"lower bound: allow another format or GPU"):
         answer(replace(asked, tp=(8,)), made_up)
+    waits = r"With static batching a request waits for the running batch: allow in-flight batching, more GPUs"
+    with pytest.raises(UserError, match=waits):
+        answer(replace(asked, terms=replace(asked.terms, policy="static")), made_up)
 
 
 def test_the_closest_configuration_misses_its_limit_by_the_least():
