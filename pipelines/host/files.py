@@ -158,7 +158,7 @@ def link_to(folder: Path, link: Path) -> None:
     link.parent.mkdir(parents=True, exist_ok=True)
     fresh = link.with_name(f".{link.name}.{HOST}.{os.getpid()}")
     fresh.unlink(missing_ok=True)  # left behind by a killed process with the same process id
-    fresh.symlink_to(os.path.relpath(folder, link.parent.absolute()))
+    fresh.symlink_to(os.path.relpath(folder, link.parent.resolve()))
     fresh.replace(link)
 
 

@@ -201,7 +201,7 @@ def stage(overrides: Sequence[str]) -> int:
     plan, store = planned(settings, only=name)
     ran = run_target(plan, store, overrides)
     if link is not None:
-        link_to(ran.outcomes[-1].artifact.path, link)
         remember_link(store, link)
+        link_to(ran.outcomes[-1].artifact.path, link)
         say(f"{name}: {link}")
     return ran.exit_code

@@ -17,7 +17,7 @@ from pipelines.store.manifest import MANIFEST
 from pipelines.store.store import SET_ASIDE, Store, subfolders
 
 LINKS = ".links"
-"""File with the links to artifacts that `make stage` has made, one path per line."""
+"""File with the links to artifacts that `make stage` has made, one path per line, relative to the store like them."""
 ANSWERS = ".answers"
 """Folder with what engines answered, `.answers/ENGINE/answers.jsonl`, for evaluations that ask the same again."""
 NIGHTLY = ".nightly"
@@ -101,9 +101,10 @@ def freed(holdings: Iterable[Holding]) -> int:
 
 def remember_link(store: Store, link: Path) -> None:
     """Keep the artifact that a link of the user leads to, for as long as it leads there."""
-    if link.absolute() not in _links(store):
+    link = link.parent.resolve() / link.name
+    if link not in _links(store):
         with (store.root / LINKS).open("a") as file:
-            file.write(f"{link.absolute()}\n")
+            file.write(f"{os.path.relpath(link, store.root.resolve())}\n")
 
 
 def survey(store: Store, keep_days: int) -> Space:
@@ -218,7 +219,8 @@ def _in_use(store: Store) -> dict[str, str]:
 
 def _links(store: Store) -> list[Path]:
     try:
-        return [Path(line) for line in (store.root / LINKS).read_text().splitlines()]
+        lines = (store.root / LINKS).read_text().splitlines()
+        return [Path(os.path.normpath(store.root.resolve() / line)) for line in lines]
     except FileNotFoundError:
         return []
 

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from pipelines.cli.main import main
+from pipelines.host.files import link_to
 from pipelines.store import space
 from pipelines.store.leases import in_use
 from pipelines.store.space import freed, remember_link, remove, survey
@@ -98,6 +99,16 @@ def test_what_a_link_of_the_user_leads_to_is_kept(store, tmp_path):
     assert needs(store) == {"build": f"linked from {link}"}
     link.unlink()
     assert needs(store) == {"build": ""}
+
+
+def test_a_link_counts_where_it_and_its_store_are_moved(store, tmp_path):
+    (tmp_path / "folder").symlink_to(tmp_path)
+    link = tmp_path / "folder" / "engine"
+    artifact = make(store, "build", "a")
+    remember_link(store, link)
+    link_to(artifact.path, link)
+    moved = tmp_path.rename(tmp_path.with_name("elsewhere"))
+    assert needs(Store(moved / store.root.relative_to(tmp_path))) == {"build": f"linked from {moved / 'engine'}"}
 
 
 def test_the_store_of_a_night_counts_as_one(store):

@@ -163,3 +163,11 @@ def test_a_link_leads_to_its_folder_wherever_both_are_moved(tmp_path):
     assert names(here / "links") == ["engine"]
     here.rename(there)
     assert (there / "links" / "engine").resolve() == there / "store" / "two"
+
+
+def test_a_link_in_a_folder_that_is_a_link_leads_to_its_folder(tmp_path):
+    (tmp_path / "store" / "one").mkdir(parents=True)
+    (tmp_path / "disk" / "of" / "mine").mkdir(parents=True)
+    (tmp_path / "mine").symlink_to(tmp_path / "disk" / "of" / "mine")
+    link_to(tmp_path / "store" / "one", tmp_path / "mine" / "engine")
+    assert (tmp_path / "mine" / "engine").resolve() == tmp_path / "store" / "one"
