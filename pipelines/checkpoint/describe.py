@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pipelines.checkpoint.config_json import LINEARS, CheckpointConfig
 from pipelines.checkpoint.read import Checkpoint
-from pipelines.domain.formats import FORMATS
+from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.domain.units import show_bytes
 from pipelines.host.screen import table, wrapped
 
@@ -103,6 +104,13 @@ def _part(name: str) -> str:
     return "linears"
 
 
+def left_in_16_bit(qformat: str, linears: Sequence[str]) -> str:
+    """Return the linears that a checkpoint holds in 16 bit as text."""
+    if qformat in [*QFormat] and FORMATS[QFormat(qformat)].weights.at_build:
+        return "all in this checkpoint; the engine build quantizes them"
+    return ", ".join(linears) or "none"
+
+
 def render(facts: dict[str, Any]) -> str:
     """Return the facts of `describe` as lines of plain text."""
     kv = "" if facts["kv_cache"] == "auto" else f", {facts['kv_cache']} KV cache"
@@ -117,6 +125,5 @@ def render(facts: dict[str, Any]) -> str:
         *table([(part, show_bytes(size)) for part, size in facts["bytes_by_part"].items()], indent=4),
     ]
     lines += [f"  linears by format: {counts}"] if mix else []
-    plain = ", ".join(facts["linears_16bit"]) or "none"
-    lines.append(wrapped(f"  left in 16 bit: {plain}", 4))
+    lines.append(wrapped(f"  left in 16 bit: {left_in_16_bit(facts['qformat'], facts['linears_16bit'])}", 4))
     return "\n".join(lines)

@@ -17,6 +17,7 @@ import yaml
 from eval.compare import method_text, verdict_sentence
 from eval.fidelity.fidelity_text import HEADINGS, NO_DIRECTION, READING, figure_rows, legend
 from eval.verdict import Verdict
+from pipelines.checkpoint.describe import left_in_16_bit
 from pipelines.document import blocks as doc
 from pipelines.document.show import count, percent, settings_text
 from pipelines.domain.formats import KvFormat
@@ -172,7 +173,7 @@ def _recipe(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str
         ("KV cache", "16 bit" if settings.get("kv_cache") == KvFormat.AUTO else str(settings.get("kv_cache", UNKNOWN))),
         ("Group size", str(facts.get("group_size") or "none")),
         ("Everything else", str(facts.get("dtype", UNKNOWN))),
-        ("Linears left in 16 bit", UNKNOWN if linears is None else ", ".join(linears) or "none"),
+        ("Linears left in 16 bit", UNKNOWN if linears is None else left_in_16_bit(settings["qformat"], linears)),
         *(pruning_terms(pruned.facts) if pruned else ()),
         ("Sparsity", settings_text(sparse.settings) or "2:4" if sparse else "none"),
         *(recovery_terms(trained.facts) if trained else ()),

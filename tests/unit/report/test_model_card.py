@@ -56,6 +56,22 @@ def test_the_hub_reads_accuracy_from_the_metadata(two_formats):
     assert found.metric_name == "acc (none, 5-shot, 200 questions)"
 
 
+def test_weights_that_the_engine_build_quantizes_are_not_said_to_stay_in_16_bit(tmp_path):
+    """The checkpoint of int4_wo holds them in 16 bit, and its engine none of them."""
+    label, inputs, files = "synthetic-int4_wo", {"model": "cd" * 32}, {"config.json": {}}
+    commit(
+        Store(tmp_path),
+        "quantize",
+        label,
+        {"linears_16bit": ["layers.*.mlp.fc"]},
+        inputs,
+        {"qformat": "int4_wo"},
+        files,
+    )
+    (item,) = collect(Store(tmp_path)).formats
+    assert "**Linears left in 16 bit**: all in this checkpoint; the engine build quantizes them" in model_card(item)
+
+
 def test_own_questions_have_the_users_name_in_the_metadata(two_formats, tmp_path):
     """Whatever data set is usual for the task's form: the Hub must not list the score among those of arc_easy."""
     item = fp8_of(two_formats)
