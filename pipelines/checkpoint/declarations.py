@@ -136,7 +136,7 @@ def mapping_of(value: Any) -> dict[str, dict[str, Any]]:
 
 
 def kind_faults(what: str, block: Mapping[str, Any]) -> Iterator[Fault]:
-    """Yield what of a declaration keeps a folder from being taken over."""
+    """Yield the first thing of a declaration that keeps a folder from being taken over."""
     todo = "Give the original model."
     judged = _DEMANDS.get(str(block.get("quant_method")))
     if judged is None:
@@ -145,8 +145,9 @@ def kind_faults(what: str, block: Mapping[str, Any]) -> Iterator[Fault]:
     for name, value, allowed in judged(block):
         if value not in allowed:
             listed = ", ".join(shown(each) for each in allowed if each is not None)
-            can = f"It can be {listed}." if listed else "It must be absent."
+            can = f"It can be {listed}." if listed else "It must be absent." if allowed else "It must be an object."
             yield Fault(f"{what} with {name}={shown(value)}.", can, todo)
+            return
 
 
 _Demands = Iterator[tuple[str, Any, tuple[Any, ...]]]
@@ -220,7 +221,7 @@ def _of_compressed(block: Mapping[str, Any]) -> _Demands:
     parts["kv_cache_scheme"] = block.get("kv_cache_scheme")
     if wrong := {key: value for key, value in parts.items() if value and not isinstance(value, Mapping)}:
         for key, value in wrong.items():
-            yield key, value, ("an object",)
+            yield key, value, ()
         return
     weights = _weights(block)
     yield "format", form, _COMPRESSED
@@ -231,6 +232,8 @@ def _of_compressed(block: Mapping[str, Any]) -> _Demands:
     yield "transform_config", block.get("transform_config") or None, (None,)
     yield "output_activations", only.get("output_activations"), (None,)
     inputs = only.get("input_activations") or {}
+    if form != "pack-quantized" and not inputs:
+        yield "input_activations", None, ()
     if form == "float-quantized":
         yield from _fp8_of("weights", weights)
         yield from _fp8_of("input_activations", inputs)
@@ -276,8 +279,8 @@ def _fp8_of(part: str, args: Mapping[str, Any]) -> _Demands:
 
 
 def _of_auto_fp8(block: Mapping[str, Any]) -> _Demands:
-    yield "activation_scheme", block.get("activation_scheme"), ("static",)
     yield "weight_block_size", block.get("weight_block_size"), (None,)
+    yield "activation_scheme", block.get("activation_scheme"), ("static",)
     yield "kv_cache_scheme", block.get("kv_cache_scheme"), (None,)
     yield "ignored_layers", _unknown(block.get("ignored_layers")), (None,)
     yield "modules_to_not_convert", _unknown(block.get("modules_to_not_convert")), (None,)

@@ -313,7 +313,7 @@ _ROWS = (
         experts=("block_sparse_moe", ("w1", "w3", "w2")),
         attention_bias=False,
         not_exported=_FUSED_EXPERTS,
-        features=frozenset({"llm_api"}),
+        features=frozenset({"llm_api", "nvfp4"}),
         defaults=_ALL
         | {"num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
         | {"sliding_window": None, "num_local_experts": 8, "num_experts_per_tok": 2},

@@ -153,7 +153,7 @@ def _text_notes(d: Deployment) -> tuple[str, ...]:
     """Name the texts that are observed, and those that predictions are compared on."""
     calibration, fidelity = d.settings.calibration, d.settings.fidelity
     notes = []
-    if weights_checks.taken_over(d.settings):
+    if d.imports:
         notes.append("calibration text: none, because the model is already quantized")
     elif calibrates(d):
         elsewhere = calibration.path or f"{calibration.dataset} on the Hub"

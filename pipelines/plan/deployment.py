@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from pipelines.checkpoint.declarations import kind_faults, quantization_of
+from pipelines.checkpoint.given import given_format
 from pipelines.checkpoint.llava import VisionShape
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import QFormat, group_instead
+from pipelines.domain.formats import KvFormat, QFormat, group_instead
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.variant import Variant
 from pipelines.engines.config import HardwareSettings
@@ -24,7 +26,7 @@ from pipelines.predict.performance.gpus import resolved
 from pipelines.predict.performance.limits import ChosenLimits, with_limits
 from pipelines.rules.record import DeploymentFacts
 from pipelines.settings.model import ModelSettings
-from pipelines.store.sources import BuiltEngine, InputSource
+from pipelines.store.sources import BuiltEngine, InputSource, model_config
 from triton_repo.tensors import BLS
 
 OF_ADAPTERS = ("lora_plugin", "lora_target_modules")
@@ -100,6 +102,17 @@ class Deployment(Goal):
     def label(self) -> str:
         """The name of its artifacts."""
         return f"{self.settings.model.label}-{self.variant.label}"
+
+    @cached_property
+    def imports(self) -> bool:
+        """Whether the checkpoint takes over a quantized folder, and its cache's scales, and calibrates nothing."""
+        model = self.settings.speculative.draft if self.prefix == "draft." else self.settings.model
+        if model is None or model.folder is None or not model.folder.is_dir():
+            return False
+        block, cache = quantization_of(model.folder, model_config(model.folder)), self.settings.kv_cache.dtype
+        if block is None or cache is KvFormat.AUTO:
+            return block is not None
+        return not any(kind_faults("", block)) and given_format(block).kv_cache is cache
 
     @property
     def has_fidelity(self) -> bool:

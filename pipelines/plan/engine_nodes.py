@@ -12,7 +12,7 @@ from pipelines.engines.port import OnGpu
 from pipelines.engines.registry import ServerBackend
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.memory_checks import gpu_predicted
-from pipelines.plan.weights_checks import taken_over, training_processes
+from pipelines.plan.weights_checks import training_processes
 from pipelines.settings.features import HEADS
 from pipelines.stages import Stage
 from pipelines.stages.build import Build
@@ -84,12 +84,6 @@ def _with_text(d: Deployment, node: Node, *, calibrated: bool = True) -> list[No
     return [*before, replace(node, inputs=node.inputs | text)]
 
 
-def _with_calibration(d: Deployment, node: Node, stage: Quantize) -> list[Node]:
-    """Return a quantization after the text that it reads; a model that is already quantized needs none."""
-    imported = taken_over(d.settings, draft=d.prefix == "draft.")
-    return _with_text(d, node, calibrated=stage.reads_texts and not imported)
-
-
 def engine(d: Deployment) -> Input:
     """Return where the engine of a deployment comes from."""
     return d.sources["engine"] if d.built is not None else f"{d.prefix}build"
@@ -129,7 +123,7 @@ def checkpoint_nodes(d: Deployment) -> list[Node]:
         made += _recover(d, weights)
         weights = made[-1].id
     node = Node(f"{d.prefix}quantize", quantized, d.label, {"model": weights})
-    return made + _with_calibration(d, node, quantized)
+    return made + _with_text(d, node, calibrated=quantized.reads_texts)
 
 
 def quantize(d: Deployment) -> Quantize:
@@ -145,6 +139,7 @@ def quantize(d: Deployment) -> Quantize:
         d.device,
         moe_ep_size=settings.build.moe_ep_size,
         late_window=window,
+        imported=d.imports,
     )
 
 
@@ -211,7 +206,7 @@ def _unified(d: Deployment) -> list[Node]:
     if settings.quant.qformat != QFormat.NONE:
         exported = replace(quantize(d), layout="hugging_face", tp_size=1, pp_size=1, moe_ep_size=1, late_window=0)
         node = Node("quantize", exported, d.label, {"model": model(d)})
-        made += _with_calibration(d, node, exported)
+        made += _with_text(d, node, calibrated=exported.reads_texts)
         inputs["checkpoint"] = "quantize"
     if d.engine.on_device:
         return [*made, Node("build", ExportEdge(settings.paths.edge.absolute()), d.label, inputs)]
@@ -259,4 +254,4 @@ def draft_checkpoint_nodes(draft: Deployment) -> list[Node]:
     if not draft.engine.writes_engine:
         stage = replace(stage, layout="hugging_face", tp_size=1, pp_size=1, late_window=0)
     node = Node("draft.quantize", stage, _draft_label(draft), {"model": model(draft)})
-    return made + _with_calibration(draft, node, stage)
+    return made + _with_text(draft, node, calibrated=stage.reads_texts)

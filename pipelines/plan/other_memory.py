@@ -207,7 +207,7 @@ class Quantizing:
         quant = d.settings.quant
         spec = QuantSpec(quant.of(quant.qformat), d.settings.kv_cache.dtype)
         # in 16 bit the checkpoint is the model's tensors under other names; the LLM API reads the model
-        if spec.sixteen_bit or (spec.by_tensor and d.engine.writes_engine):
+        if d.imports or spec.sixteen_bit or (spec.by_tensor and d.engine.writes_engine):
             # of a mixture, up and gate of all experts are one tensor
             inner = shape.intermediate_size * (2 * shape.num_experts if shape.num_experts > 1 else 1)
             widest = max(shape.hidden_size, shape.num_attention_heads * shape.head_dim, inner)

@@ -13,7 +13,7 @@ from pipelines.checkpoint.tensors import stored_tensors
 from pipelines.compress.config import CalibrationSettings, PruningSettings, QuantSettings, RecoverSettings
 from pipelines.domain.adapter import linear_widths
 from pipelines.domain.errors import Fault, collecting
-from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat, rounding_is_known
+from pipelines.domain.formats import FORMATS, UNIFORM, QFormat, rounding_is_known
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.registry import ServerBackend
@@ -33,14 +33,6 @@ def is_given(model: ModelSettings) -> bool:
     """Return whether the model is a local folder whose weights are already quantized."""
     folder = model.folder
     return folder is not None and quantization_of(folder, model_config(folder)) is not None
-
-
-def taken_over(settings: Settings, *, draft: bool = False) -> bool:
-    """Return whether a checkpoint, or that of the draft model, has such a folder's weights and needs no calibration."""
-    model = settings.speculative.draft if draft else settings.model
-    if model is None or settings.kv_cache.dtype is not KvFormat.AUTO:
-        return False
-    return model.folder is not None and model.folder.is_dir() and is_given(model)
 
 
 def given_faults(d: Deployment) -> Iterator[Fault]:

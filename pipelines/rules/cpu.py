@@ -59,6 +59,14 @@ RULES = (
         source="pipelines/engines/openvino/runtime.py: formats with activation scales round activations in the graph",
     ),
     rule(
+        name="cpu-kernels-are-dense",
+        warns=True,
+        when=lambda d: d.sparsity != "none",
+        failed="sparsity={d.sparsity} saves no time and no memory with engine=openvino, whose kernels are dense: it"
+        " shows what the zeros cost in accuracy.",
+        source="openvinotoolkit/openvino docs: sparse_weights_decompression_rate: INT8 on AMX alone, off by default",
+    ),
+    rule(
         name="cpu-windows-are-whole-blocks",
         when=_not_in_blocks,
         failed="triton.max_attention_window_size={window} with sink_token_length={d.triton.sink_token_length} is not"

@@ -190,14 +190,14 @@ RULES = (
         source=LLM_FORMATS,
     ),
     rule(
-        name="mixtures-are-exported-in-fp8",
+        name="mixtures-are-exported-in-fp8-and-nvfp4",
         when=lambda d: (
             bool(known(d.shape).family.experts)
             and not _is_gpt_oss(d)
-            and d.qformat not in (QFormat.FP8, *known(d.shape).published)
+            and d.qformat not in (QFormat.NONE, QFormat.FP8, QFormat.NVFP4, *known(d.shape).published)
         ),
         failed="quant={d.qformat} of {d.shape.architecture} cannot be exported: of models with experts that"
-        " Transformers 5 holds in one tensor, ModelOpt 0.47 exports FP8 only.",
+        " Transformers 5 holds in one tensor, ModelOpt 0.47 exports FP8 and NVFP4 only.",
         allowed="Supported here: {quants}.",
         source="NVIDIA/Model-Optimizer modelopt/torch/export/layer_utils.py, unified_export_hf.py (0.47)",
     ),

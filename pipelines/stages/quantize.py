@@ -37,6 +37,7 @@ class Quantize:
         layout: "tensorrt_llm": `config.json` + `rankN.safetensors`; "hugging_face": ModelOpt's unified checkpoint.
         moe_ep_size: parts of the tensor-parallel ranks between which the experts of a mixture are divided.
         late_window: attention window of a family whose checkpoints did not state theirs before; 0 is none.
+        imported: the folder is already quantized, and all it holds is taken over.
     """
 
     quant: QuantSettings
@@ -48,6 +49,7 @@ class Quantize:
     layout: Layout = "tensorrt_llm"
     moe_ep_size: int = 1
     late_window: int = 0
+    imported: bool = False
     name = "quantize"
     measures = False
     writes = "checkpoint"
@@ -61,7 +63,7 @@ class Quantize:
     @property
     def by_tensor(self) -> bool:
         """Whether tensors are copied, or rounded by what they are alone, which takes no ModelOpt."""
-        return self.layout != "hugging_face" and self.spec.by_tensor
+        return self.layout != "hugging_face" and (self.imported or self.spec.by_tensor)
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -81,7 +83,7 @@ class Quantize:
     @property
     def reads_texts(self) -> bool:
         """Whether calibration texts are read: weights that are rounded by themselves need none."""
-        return reads_texts(self.quant.formats, self.kv_cache.dtype)
+        return not self.imported and reads_texts(self.quant.formats, self.kv_cache.dtype)
 
     @property
     def spec(self) -> QuantSpec:
@@ -131,7 +133,8 @@ class Quantize:
         }
         identity |= {name: value for name, (value, usual) in optional.items() if value != usual}
         if quant.qformat is QFormat.AUTO:
-            identity["search"] = quant.model_dump(mode="json", include=set(quant.SEARCH))
+            read = {"effective_bits", "candidates"} if self.imported else set(quant.SEARCH)
+            identity["search"] = quant.model_dump(mode="json", include=read)
         if any(FORMATS[each].weights.group for each in quant.formats):
             identity["group_size"] = max(FORMATS[each].weights.group_size(quant.group_size) for each in quant.formats)
         if "smoothquant" in tunings:

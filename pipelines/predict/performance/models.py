@@ -15,7 +15,7 @@ from pipelines.checkpoint.declarations import kind_faults, quantization_of
 from pipelines.checkpoint.given import WITH_ACTIVATIONS, given_format
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.families import BUILT, FAMILIES, SIZED
-from pipelines.domain.formats import BY_QUANT_ALGO, stored_as
+from pipelines.domain.formats import BY_QUANT_ALGO, QFormat, stored_as
 from pipelines.domain.mixture_layers import Latent
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.registry import LLM_API, TENSORRT_LLM, EngineDescription, with_setting
@@ -72,8 +72,10 @@ def _in_folder(folder: Path, name: str) -> ModelShape:
 
 
 def _given_form(block: Mapping[str, Any]) -> str:
-    """Return the value of `quant` that imports a folder, or the format that it declares where none does."""
-    return _form_of(block) if any(kind_faults("", block)) else str(given_format(block).qformat)
+    """Return the value of `quant` that imports a folder, or the format that it declares and why none does."""
+    form = _form_of(block)
+    fault = next(kind_faults("several formats" if form == QFormat.AUTO else form, block), None)
+    return str(given_format(block).qformat) if fault is None else fault.message.removesuffix(".")
 
 
 def _form_of(block: Mapping[str, Any]) -> str:

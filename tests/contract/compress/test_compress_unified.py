@@ -216,8 +216,7 @@ def test_other_families_export_sound_folders(kind, qformat, texts, tmp_path) -> 
     ("kind", "qformat"),
     [
         *((kind, qformat) for kind in ("gemma3", "phi3") for qformat in (QFormat.NONE, QFormat.FP8, QFormat.INT4_AWQ)),
-        ("mixtral", QFormat.FP8),
-        ("qwen3_moe", QFormat.FP8),
+        *((kind, qformat) for kind in ("mixtral", "qwen3_moe") for qformat in (QFormat.FP8, QFormat.NVFP4)),
     ],
 )
 def test_families_of_the_llm_api_alone_export_sound_folders(kind, qformat, texts, tmp_path) -> None:
@@ -225,9 +224,12 @@ def test_families_of_the_llm_api_alone_export_sound_folders(kind, qformat, texts
     source = write_random(tmp_path / "model", kind)
     facts = quantize(source, tmp_path / "out", quant_spec(qformat), texts, CALIBRATION, layout="hugging_face")
     assert verify_unified(tmp_path / "out") == []
-    assert facts["bits_per_weight"] == pytest.approx({"none": 16, "fp8": 8, "int4_awq": 4.25}[qformat.value], rel=0.03)
+    assert facts["bits_per_weight"] == pytest.approx(BITS[qformat], rel=0.03)
     before, after = (transformers.AutoConfig.from_pretrained(str(path)) for path in (source, tmp_path / "out"))
     assert before.rope_parameters == after.rope_parameters
+
+
+BITS = {QFormat.NONE: 16, QFormat.FP8: 8, QFormat.INT4_AWQ: 4.25, QFormat.NVFP4: 4.5}
 
 
 class _Notes(SilentProgress):

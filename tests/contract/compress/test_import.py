@@ -245,7 +245,7 @@ def in_fp8(weights=FP8, inputs=FP8, **more):
             {},
             r"ignore=\['model.layers.0.mlp.up_proj'\]",  # routers stay in 16 bit anyway
         ),
-        (in_fp8(inputs=None), {}, r"input_activations\.num_bits=None. It can be 8"),
+        (in_fp8(inputs=None), {}, r"input_activations=None. It must be an object"),
         (AUTO_FP8 | {"activation_scheme": "dynamic"}, {}, "activation_scheme='dynamic'. It can be 'static'"),
         (AUTO_FP8 | {"weight_block_size": [128, 128]}, {}, r"weight_block_size=\[128, 128\]. It must be absent"),
         (
@@ -585,3 +585,19 @@ def test_the_plan_gives_texts_to_what_is_calibrated_alone(models, tmp_path) -> N
     words = [*int4, draft, f"model.path={plain}", f"speculative.draft.path={given}"]
     nodes = {step.node.id: step.node for step in plan(tmp_path, words, "build").steps}
     assert [*nodes["quantize"].inputs, *nodes["draft.quantize"].inputs] == ["model", "calibration", "model"]
+
+
+@pytest.mark.parametrize("cache", [KvFormat.AUTO, KvFormat.FP8])
+def test_what_an_import_does_not_read_is_not_in_its_key(cache, models, tmp_path) -> None:
+    """Neither texts nor ModelOpt, with the folder's own scales of the cache either; it takes a tensor at a time."""
+    folder = modelopts(models["llama"], tmp_path / "given")
+    shutil.copy(models["llama"] / "tokenizer.json", folder)
+    words = [f"model.path={folder}", "quant=fp8", f"kv_cache={cache}"]
+    one, other = (plan(tmp_path, [*words, f"calibration.size={size}"], "build") for size in (16, 32))
+    assert "calibration text: none, because the model is already quantized" in one.notes
+    assert any(note.startswith("writing the checkpoint needs about") for note in one.notes)
+    ours, theirs = ({step.node.id: step for step in each.steps}["quantize"] for each in (one, other))
+    assert ours.key == theirs.key
+    assert (ours.node.stage.libraries, ours.node.stage.needs) == ((), ("torch",))
+    facts = ours.node.stage.run({"model": folder}, tmp_path / "out", SilentProgress())
+    assert (facts["kv_cache"], facts["calibration"]["sequences"]) == (cache.value, 0)

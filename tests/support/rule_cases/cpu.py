@@ -11,6 +11,9 @@ CASES = {
         r"dynamic_quantization=128 has no effect on quant=fp8\. .*int4_awq.*int8_wo",
         {"qformat": AWQ},
     ),
+    "cpu-kernels-are-dense": Case(
+        {"engine": "openvino", "sparsity": "magnitude"}, "sparsity=magnitude saves no time", {"sparsity": "none"}
+    ),
     # one block for the sinks, one last block and one between them: 96 tokens
     "cpu-windows-are-whole-blocks": Case(
         {"engine": "openvino", "triton": {"max_attention_window_size": (100,)}},

@@ -84,7 +84,7 @@ CASES = {
         r"llm_api\.extra\.stream_interval is given, but only engine=tensorrt_llm_llmapi reads it",
         NOTHING,
     ),
-    "mixtures-are-exported-in-fp8": Case(
+    "mixtures-are-exported-in-fp8-and-nvfp4": Case(
         {"engine": "llmapi", "shape": MIXTRAL, "qformat": AWQ},
         "quant=int4_awq of MixtralForCausalLM cannot be exported",
         {"qformat": FP8},

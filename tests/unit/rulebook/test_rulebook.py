@@ -18,7 +18,7 @@ from pipelines.rules.rulebook import RULES, check, check_checkpoint, refused, wa
 from pipelines.settings.features import lookahead_draft_len, lookahead_sizes
 from tests.support.rule_cases import CASES, GEMMA, LLAMA, deployment
 from tests.support.rule_cases.rotary import PHI
-from tests.support.rule_cases.words import MISTRAL
+from tests.support.rule_cases.words import MISTRAL, MIXTRAL
 
 ONE_MODEL = LlmApiOptions("1.3.0rc24", extra={"speculative_config": {"decoding_type": "MTP", "max_draft_len": 1}})
 NGRAM = LlmApiOptions("1.3.0rc24", extra={"speculative_config": {"decoding_type": "NGram", "max_draft_len": 4}})
@@ -73,6 +73,14 @@ def test_llama_8b_takes_every_format_on_two_by_two(qformat: QFormat) -> None:
 @pytest.mark.parametrize("qformat", [qformat for qformat in QFormat if qformat is not QFormat.NVFP4])
 def test_gemma_2b_takes_every_format_but_nvfp4(qformat: QFormat) -> None:
     assert check_checkpoint(GEMMA, qformat) == []
+
+
+@pytest.mark.parametrize("qformat", [QFormat.NONE, QFormat.FP8, QFormat.NVFP4])
+def test_the_llm_api_takes_a_mixture_as_it_is_in_fp8_and_in_nvfp4(qformat: QFormat) -> None:
+    """In 16 bit nothing is exported; NVIDIA's page lists Mixtral in NVFP4, so for an engine ModelOpt alone is named."""
+    assert refused(check(deployment(engine="llmapi", shape=MIXTRAL, qformat=qformat))) == []
+    broken = [each.rule.name for each in check(deployment(shape=MIXTRAL, qformat=qformat))]
+    assert broken == (["families-without-modelopts-export"] if qformat is QFormat.NVFP4 else [])
 
 
 @pytest.mark.parametrize(
@@ -226,8 +234,8 @@ LISTED = {
     "Gemma3ForCausalLM": {"fp8", "w4a8_awq", *INT4},
     "Phi3ForCausalLM": {"w4a8_awq"},
     "GptOssForCausalLM": set(),  # as published
-    "MixtralForCausalLM": {"fp8"},  # ModelOpt exports no other
-    "Qwen3MoeForCausalLM": {"fp8"},
+    "MixtralForCausalLM": {"fp8", "nvfp4"},  # ModelOpt exports no other
+    "Qwen3MoeForCausalLM": {"fp8", "nvfp4"},
 }
 """Formats of the LLM API: the matrix of models in docs/source/features/quantization.md of 1.3.0rc3."""
 

@@ -198,6 +198,8 @@ MIXED = {
     "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
     "quantized_layers": {"model.layers.0.mlp.up_proj": {"quant_algo": "FP8"}},
 }  # fmt: skip
+GATE, BLOCKS = "quantized_layers.model.layers.0.mlp.up_proj.quant_algo='FP8'", "weight_block_size=[128, 128]"
+IN_FP8 = {"quant_method": "fp8", "activation_scheme": "static"}
 INT4 = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "packing_format": "auto_round:auto_gptq"}
 
 
@@ -206,9 +208,10 @@ INT4 = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "packing_for
     [
         (INT4, "none", "is in int4_gptq; the figures are of quant=none of its 16-bit original"),
         (INT4, "int4_gptq", "as published"),
-        (MIXED, "none", "is in several formats; the figures are of quant=none of its 16-bit original"),
+        (MIXED, "none", f"is in several formats with {GATE}; the figures are of quant=none of its 16-bit original"),
         ({"quant_method": "hqq"}, "fp8", "is in hqq; the figures are of quant=fp8 of its 16-bit original"),
-        (IN_BLOCKS, "fp8", "as published"),
+        (IN_BLOCKS, "fp8", f"is in fp8 with {BLOCKS}; the figures are of quant=fp8 of its 16-bit original"),
+        (IN_FP8, "fp8", "as published"),
         (None, "fp8", ""),
     ],
 )
