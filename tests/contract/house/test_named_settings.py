@@ -1,7 +1,11 @@
 """Settings, choices and commands that messages and pages name exist, under that name."""
 
+import re
+import shlex
+
 import pytest
 
+from pipelines.settings.by_hydra import parse_override
 from tests.conftest import ROOT
 from tests.support.named_settings import strings, texts, unknown
 
@@ -13,6 +17,15 @@ def test_everything_that_is_named_exists():
         for name, nearest in unknown(each.text)
     ]
     assert wrong == []
+
+
+def test_overrides_in_pages_can_be_typed():
+    pages = "".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    spans = re.findall(r"`('?[a-z_]+(?:\.[a-z_]+)+=[^\s`{]+)`", pages)
+    words = [word for span in spans if "..." not in span for word in shlex.split(span)]
+    assert len(words) > 200
+    for word in words:
+        parse_override(word)
 
 
 @pytest.mark.parametrize(
