@@ -110,7 +110,7 @@ def compare_formats(data: ReportData, workload: Workload | None, model: str, lim
     best = max(eligible, key=lambda row: row.score or 0.0, default=None)
     if best is None:
         lacking = "load within the limits" if any(row.peak and not row.level for row in rows) else "usable throughput"
-        reason = f"No format can be recommended: not one has a {lacking} and loses at most {limit:g} %."
+        reason = f"No format can be recommended: not one has a {lacking} and a known loss of at most {limit:g} %."
     elif undecided := _undecided(best, rows, limit):
         reason, best = undecided, None
     else:

@@ -88,7 +88,9 @@ def _accuracy(data: ReportData) -> Card:
             return Card("Accuracy", "not measured", "", "make evaluate", "")
         result = evaluated[0].accuracy.result
         evaluation = f"{evaluated[0].label}, {result.task}, {count(result.questions, 'question')}"
-        detail = f"{evaluation}; no compressed format to compare"
+        compressed = any(item.variant != BASELINE for item in evaluated)
+        lacks = "16-bit model with the same questions" if compressed else "compressed format"
+        detail = f"{evaluation}; no {lacks} to compare"
         return Card("Accuracy", percent(result.accuracy), "%", detail, "measured")
     passed = [item for item, row in rows if row["verdict"] == Verdict.GO]
     lost = [

@@ -196,6 +196,14 @@ def test_loads_that_one_run_repeated_are_not_said_to_be_measured_once(tmp_path):
     assert "int4_awq was measured once, so the noise between runs is not known." in notes
 
 
+def test_a_format_without_its_baseline_lacks_that_and_not_itself(tmp_path):
+    """Its loss is unknown, which is neither more nor less than the limit."""
+    page = document(collect(full_store(tmp_path, ("fp8",))))
+    assert page.cards[1].detail.endswith("200 questions; no 16-bit model with the same questions to compare")
+    (found,) = comparison(collect(Store(tmp_path)))
+    assert found.reason.endswith("not one has a usable throughput and a known loss of at most 1 %.")
+
+
 def test_loads_are_shown_from_the_lightest(tmp_path):
     """Measured from the top, the lines and "darker for higher loads" of the plots hold all the same."""
     store = Store(tmp_path)
