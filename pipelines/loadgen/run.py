@@ -14,6 +14,7 @@ from itertools import count as count_from
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
+from string import ascii_letters
 from typing import Any
 
 from scipy.special import stdtrit
@@ -218,8 +219,9 @@ def _row(level: LoadPoint, columns: Sequence[MetricStatistic], marks: dict[str, 
 
 
 def _mark(text: str, marks: dict[str, str]) -> str:
-    """Return the footnote letter of a text; the same text always has the same letter."""
-    return marks.setdefault(text, chr(ord("a") + len(marks) % 26))
+    """Return the footnote letter of a text, a number after the alphabet; the same text always has the same one."""
+    place = len(marks)
+    return marks.setdefault(text, ascii_letters[place] if place < len(ascii_letters) else f"({place})")
 
 
 def _lengths(result: BenchmarkResult, name: str) -> str:

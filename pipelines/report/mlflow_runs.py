@@ -10,6 +10,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,12 +20,14 @@ from typing import Any
 from eval.compare import verdict_sentence
 from pipelines.document.show import flat
 from pipelines.domain.errors import Fault, UserError
-from pipelines.report.data import FormatReport, ReportData
+from pipelines.report.data import FormatReport, ReportData, Workload
 
 RESULT_TAG = "trtllm_pipelines.result"
 """Tag whose value is a hash of everything that is logged; by it a result is found again."""
 MOST_PARAMS = 100
 """Parameters that MLflow takes at once."""
+_NO_NAME = re.compile(r"[^\w .:/-]")
+"""Characters that MLflow takes in no name of a metric."""
 LONGEST_VALUE = 6000
 """Characters that MLflow keeps of a parameter."""
 
@@ -93,7 +96,7 @@ def log_runs(data: ReportData, uri: str, files: Sequence[Path], cards: Mapping[s
         return [
             _log(client, uri, run, [*files, *([cards[item.label]] if item.label in cards else [])])
             for item in data.formats
-            for run in [logged_run(item)]
+            for run in [logged_run(item, data.workloads)]
         ]
     except (MlflowException, OSError, ImportError) as error:
         raise UserError(
@@ -137,8 +140,8 @@ def _log(client: Any, uri: str, run: LoggedRun, files: Sequence[Path]) -> str:
     return f"mlflow: {run.name} is run {run_id} of experiment '{run.experiment}'"
 
 
-def logged_run(item: FormatReport) -> LoggedRun:
-    """Return the parameters, metrics and tags of a format."""
+def logged_run(item: FormatReport, workloads: Sequence[Workload]) -> LoggedRun:
+    """Return the parameters, metrics and tags of a format, whose loads are named by the report's workloads."""
     checkpoint, row = item.artifact("quantize") or item.chain[-1], item.accuracy.row if item.accuracy else None
     download = item.artifact("download")
     tags = {
@@ -160,7 +163,7 @@ def logged_run(item: FormatReport) -> LoggedRun:
             for name, value in flat(artifact.settings)
             if not name.startswith("sources.")  # hashes of the repository's own code
         },
-        metrics={**_sizes(item), **_accuracy(item), **_fidelity(item), **_loads(item)},
+        metrics={**_sizes(item), **_accuracy(item), **_fidelity(item), **_loads(item, workloads)},
         tags={**tags, "verdict.sentence": verdict_sentence(row)} if row else tags,
     )
 
@@ -198,11 +201,13 @@ def _fidelity(item: FormatReport) -> dict[str, float]:
     return ours | {"fidelity/noise_kl_mean": result.noise.kl_mean}
 
 
-def _loads(item: FormatReport) -> dict[str, float]:
+def _loads(item: FormatReport, workloads: Sequence[Workload]) -> dict[str, float]:
     metrics: dict[str, float | None] = {}
+    titles = {run.artifact.place: workload.title for workload in workloads for run in workload.runs}
     for run in item.runs:
         for level in run.result.levels:
-            summary, place = level.summary, f"{run.result.workload['name']}/{level.load}".replace("=", " ")
+            named = f"{titles[run.artifact.place]}/{level.load}".replace("=", " ")
+            summary, place = level.summary, _NO_NAME.sub("", named)
             metrics |= {f"{place}/output_tokens_per_s": summary.output_tokens_per_s, f"{place}/counts": level.counts}
             for name, each in (("ttft", summary.ttft_s), ("itl", summary.itl_s)):
                 metrics |= {f"{place}/{name}_p50_s": each.p50, f"{place}/{name}_p99_s": each.p99}

@@ -61,6 +61,15 @@ def test_the_table_shows_a_level_in_milliseconds() -> None:
     assert lines[2].split() == ["16", "10.0", "100", "50.0", "50.0", "5.00", "5.00", "95.0", "0"]
 
 
+def test_each_of_many_remarks_has_a_mark_of_its_own() -> None:
+    """A search has up to 40 loads, each with remarks that state its own figures."""
+    loads = [level(notes=(f"Remark {number}.",)) for number in range(60)]
+    lines = benchmark_table(result(*loads)).splitlines()
+    marks = [line.split()[0] for line in lines if "Remark" in line]
+    assert len(set(marks)) == 60
+    assert [line.split()[-1] for line in lines[2:62]] == marks
+
+
 def test_marks_are_explained_below_the_table_once() -> None:
     """The same remark at two levels has one letter."""
     busy = ClientHealth(True, "a client process filled CPU 1", {})

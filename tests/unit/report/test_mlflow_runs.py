@@ -11,6 +11,8 @@ from pipelines.report.mlflow_runs import log_runs, logged_run
 from pipelines.report.model_card import write_model_cards
 from pipelines.report.report_command import report, write_report
 from pipelines.settings.compose import load
+from pipelines.store.store import Store
+from tests.support.report_store import add_format, benchmark, commit
 
 
 @pytest.fixture
@@ -49,6 +51,22 @@ def test_mlflow_reads_back_what_the_store_holds(two_formats, uri, tmp_path):
     assert run.data.tags["verdict"] == item.accuracy.row["verdict"]
 
 
+def test_open_loops_and_workloads_of_one_name_are_logged(uri, tmp_path):
+    """MLflow takes no parentheses in names, and what two workloads differ in is in theirs."""
+    store = Store(tmp_path / "store")
+    repository = add_format(store, "fp8")
+    for minute, isl in ((10, 128), (20, 512)):
+        result, files = benchmark("fp8", (1,), isl=isl)
+        level = replace(result.levels[0], arrival="poisson", concurrency=None, request_rate=4.0)
+        made = files | {"benchmark.json": replace(result, levels=(level,)).to_json()}
+        settings = {"model": "synthetic", "precision": "fp8"}
+        commit(store, "benchmark", "synthetic-fp8", {}, {"repository": repository}, settings, made, minute)
+    log(store, uri, tmp_path / "report")
+    rates = [name for name in runs(uri)["synthetic-fp8"].data.metrics if name.endswith("output_tokens_per_s")]
+    place = "chat workload.isl {}/4 requests/s poisson/output_tokens_per_s"
+    assert sorted(rates) == [place.format(128), place.format(512)]
+
+
 def test_report_and_card_are_kept_with_the_run(two_formats, uri, tmp_path):
     from mlflow.tracking import MlflowClient
 
@@ -81,7 +99,8 @@ def test_a_run_that_was_cut_short_is_replaced(two_formats, uri, tmp_path, monkey
 
 
 def test_another_result_is_another_run(two_formats):
-    one = logged_run(collect(two_formats).formats[1])
+    data = collect(two_formats)
+    one = logged_run(data.formats[1], data.workloads)
     assert one.result != replace(one, metrics={**one.metrics, "accuracy": 0.5}).result
 
 
