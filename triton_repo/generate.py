@@ -88,7 +88,7 @@ def repository_configs(
         if not ours:
             _queue(configs[ENCODERS], batch, settings)
         _instances(configs[ENCODERS], 1)
-        _parameters(configs[ENCODERS], parameters.encoders(spec.images))
+        _parameters(configs[ENCODERS], parameters.encoders(spec.images, spec))
     return configs
 
 

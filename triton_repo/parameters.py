@@ -152,6 +152,8 @@ DRAFT_ENGINE_DIR = f"{DRAFT}/1/engine"
 CPU_DRAFT_DIR = f"{TENSORRT_LLM}/1/draft_engine"
 LORA_DIR = f"{TENSORRT_LLM}/1/lora"
 VISION_DIR = f"{ENCODERS}/1/engine"
+ENCODER_OPTIONS = ("inference_precision", "num_threads")
+"""Settings of the CPU engine that the vision model reads too."""
 VOCABULARY = f"{TENSORRT_LLM}/1/xgrammar_tokenizer_info.json"
 TOKENIZER = "{model}/1/tokenizer"
 MUST_BE_THERE = ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend")
@@ -260,10 +262,10 @@ def preprocessing(settings: TritonSettings, spec: RepositorySpec) -> dict[str, s
     return values
 
 
-def encoders(images: ImageSpec) -> dict[str, str]:
-    """Return the parameters of the vision model."""
+def encoders(images: ImageSpec, spec: RepositorySpec) -> dict[str, str]:
+    """Return the parameters of the vision model; on the CPU it computes as the engine does."""
     of_nvidia = {"hf_model_path": images.hf_model_path} if images.hf_model_path else {}
-    return {"multimodal_model_path": VISION_DIR, **of_nvidia}
+    return {"multimodal_model_path": VISION_DIR, **of_nvidia, **_options(spec, ENCODER_OPTIONS)}
 
 
 def postprocessing(settings: TritonSettings) -> dict[str, str]:
@@ -300,7 +302,7 @@ def tensorrt_llm(settings: TritonSettings, limits: EngineLimits, spec: Repositor
         **({"lora_prefetch_dir": LORA_DIR} if spec.lora_tasks else {}),
     }
     if spec.engine.server is ServerBackend.PYTHON:
-        options = {f"{spec.flavour}_{name}": text(value) for name, value in spec.options.items() if value is not None}
+        options = _options(spec, spec.options)
         if spec.num_draft_tokens is not None:
             options |= {"openvino_draft_dir": CPU_DRAFT_DIR, "openvino_num_draft_tokens": text(spec.num_draft_tokens)}
         if settings.fold_token_ids:
@@ -311,6 +313,12 @@ def tensorrt_llm(settings: TritonSettings, limits: EngineLimits, spec: Repositor
         return {**values, "tokenizer_dir": tokenizer, **options, "pipelines_version": __version__}
     vocabulary = {"xgrammar_tokenizer_info_path": VOCABULARY} if writes_vocabulary(settings, spec) else {}
     return {**dict.fromkeys(MUST_BE_THERE, ""), **values, **vocabulary, **_set(settings, (*SPECULATION, *GPU_PLACES))}
+
+
+def _options(spec: RepositorySpec, names: Iterable[str]) -> dict[str, str]:
+    """Return the CPU engine's own settings that have a value."""
+    values = ((name, spec.options.get(name)) for name in names)
+    return {f"{spec.flavour}_{name}": text(value) for name, value in values if value is not None}
 
 
 def writes_vocabulary(settings: TritonSettings, spec: RepositorySpec) -> bool:

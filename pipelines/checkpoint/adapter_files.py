@@ -135,7 +135,8 @@ def _modules(tensors: TensorFile, name: str) -> list[str]:
             raise UserError(
                 f"{tensors.path} holds {shown(tensor)}, which is no LoRA matrix of a known linear.",
                 allowed=f"Known: {PREFIX}model.layers.<number>.<linear>{A} and {B} of {', '.join(MODULES)}.",
-                todo="Use an adapter of only these linears.",
+                todo="Use an adapter of only these linears, or merge it into its model (peft's merge_and_unload()) and"
+                " give that as model.path.",
             )
         if modules.setdefault(place(module), module) != module:
             raise UserError(

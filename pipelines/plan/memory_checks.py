@@ -11,7 +11,7 @@ from pipelines.domain.errors import Fault
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import show_bytes
-from pipelines.engines.config import HardwareSettings, OpenVinoSettings
+from pipelines.engines.config import HardwareSettings
 from pipelines.engines.openvino.memory import (
     CpuMemory,
     CpuSizes,
@@ -296,12 +296,10 @@ def cpu_needs(d: Deployment) -> dict[str, CpuMemory]:
         needs |= _in_its_process(d, d.shape, engine) if served else {}
         sizes = _beside_its_process(d.settings, d.target, d.shape.vocab_size)
         needs |= {name: CpuMemory(size, *(0,) * 6) for name, size in sizes.items()}
-    if encoder is not None and served:  # its precision is no setting
-        memory = vision_memory(encoder, inference_precision(OpenVinoSettings()))
-        needs["vision encoder, a process of its own"] = memory
-    elif encoder is not None and d.target in EVALUATED and d.settings.eval.task == PICTURES:
+    if encoder is not None and (served or (d.target in EVALUATED and d.settings.eval.task == PICTURES)):
         memory = vision_memory(encoder, inference_precision(d.settings.engine.openvino))
-        needs["vision encoder"] = replace(memory, process=0, mapped=encoder.weight_bytes)
+        inside = {"vision encoder": replace(memory, process=0, mapped=encoder.weight_bytes)}
+        needs |= {"vision encoder, a process of its own": memory} if served else inside
     return needs
 
 

@@ -108,10 +108,10 @@ RULES = (
         todo="Set lora.max_rank={adapter.rank}.",
         source=LORA,
     ),
-    gpu_rule(
+    built_rule(
         name="adapter-modules-are-built-in",
         when=lambda d: _missing(d) if d.build["lora_plugin"] != "disable" else (),
-        failed="lora.adapters.{task}='{place}' adapts {missing}, but the engine is built for {served}.",
+        failed="lora.adapters.{task}='{place}' adapts {missing}, but lora.target_modules has {served}.",
         todo="Add them to lora.target_modules.",
         source=LORA,
     ),

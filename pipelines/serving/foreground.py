@@ -246,7 +246,7 @@ def _say_where(server: TritonServer, seconds: float, prompt: str) -> None:
 
 
 def _say_completion(url: str, model: str, prompt: str, *, asks_key: bool = False) -> None:
-    body = json.dumps({"model": model, "prompt": prompt, "max_tokens": 16})
+    body = json.dumps({"model": model, "prompt": prompt, "max_tokens": 16, "temperature": 0})
     header = "-H 'Content-Type: application/json'"
     header += f' -H "Authorization: Bearer ${API_KEY}"' if asks_key else ""
     say(f"\ncurl -s {url}/completions \\\n  {header} \\\n  -d {shlex.quote(body)}\n")

@@ -216,15 +216,18 @@ def _check_together(request: GenerationRequest, limits: ModelLimits) -> None:
         )
     if limits.draft_model and request.lora_task_id is None and not request.needs_logits:
         # it would stop openvino_genai 2026.4 for every client
-        what, seeded = f"beam_width={request.beam_width}" if request.beam_width > 1 else "", ""
+        what, instead = f"beam_width={request.beam_width}" if request.beam_width > 1 else "", "Leave it out,"
         if request.samples and not what:
             what = f"sampling (runtime_top_k={request.top_k}, runtime_top_p={request.top_p})"
-            seeded = " set a seed (the request is then served without the draft model),"
+            instead = (
+                "Ask for the likeliest tokens (runtime_top_k=1, or temperature=0 of OpenAI's clients, whose default"
+                " samples), set a seed (the request is then served without the draft model),"
+            )
         if what:
             raise UserError(
                 f"{what} is not supported here: this model runs with a draft model, whose tokens are verified"
                 " greedily.",
-                todo=f"Leave it out,{seeded} or create the repository without a draft model.",
+                todo=f"{instead} or create the repository without a draft model.",
             )
     if request.beam_width > 1 and request.needs_logits:
         raise UserError(

@@ -217,7 +217,8 @@ async def _scored(
     new = scoring.request.max_tokens != 0
     scores = await _unless_client_leaves(request, _in_time(deadline, scorer.score(scoring.prompts, max(1, top))))
     choices = [
-        choice(at, each, served.tokenizer, with_best=top > 0, as_ids=as_ids, new=new) for at, each in enumerate(scores)
+        choice(at, scoring.texts[at], each, served.tokenizer, with_best=top > 0, as_ids=as_ids, new=new)
+        for at, each in enumerate(scores)
     ]
     prompt_tokens = sum(map(len, scoring.prompts))
     return JSONResponse(scored_response(scoring.request.model, choices, prompt_tokens, len(scores) if new else 0))
@@ -276,8 +277,9 @@ def _guide_named(prepared: Prepared) -> Iterator[None]:
     except ApiError as error:
         if not error.message.startswith(GUIDE):
             raise
-        name = "tools" if prepared.forced else next(iter(prepared.sampling.guides))
-        named = ApiError(error.status, error.message.replace(GUIDE, f"'{name}' = ", 1), param=name)
+        param, *others = prepared.sampling.guide_parameters
+        names = " with ".join(f"'{name}'" for name in (param, *others))
+        named = ApiError(error.status, error.message.replace(GUIDE, f"{names} = ", 1), param=None if others else param)
         raise (in_its_words(named) if prepared.responding else named) from None
 
 

@@ -262,7 +262,7 @@ def _completion(request: CompletionRequest, model: ServedModel, limits: Limits) 
     _check_count(len(inputs), request, limits)
     prompts = tuple(_prompt(each, request, model, "prompt") for each in inputs)
     if request.scores_prompts:
-        return Scoring(request, tuple(prompt.tokens for prompt in prompts))
+        return Scoring(request, tuple(each.tokens for each in prompts), tuple(each.text for each in prompts))
     most = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     _check_least(request, most)
     return Prepared(request, prompts, most)

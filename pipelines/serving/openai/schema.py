@@ -144,6 +144,11 @@ class Sampling(BaseModel):
         return next(iter(self.guides.values()), None)
 
     @property
+    def guide_parameters(self) -> tuple[str, ...]:
+        """The parameters that the guide is made of."""
+        return tuple(self.guides)[:1]
+
+    @property
     def scores(self) -> int | None:
         """How many likeliest tokens of each place are asked for; 0 is the chosen ones alone, None nothing."""
         return None
@@ -433,6 +438,13 @@ class ChatRequest(Sampling):
         if self.calls_tools and answer is not None:
             return "json_schema", json.dumps(call_or_answer(self.callable_functions, answer))
         return super().guide
+
+    @property
+    def guide_parameters(self) -> tuple[str, ...]:
+        """The parameters that the guide is made of."""
+        if self.must_call:
+            return ("tools",)
+        return ("tools", "response_format") if self.guides_calls else super().guide_parameters
 
     @property
     def guides_calls(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -28,10 +29,11 @@ Best = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """A request for the log probabilities of prompts."""
+    """A request for the log probabilities of prompts, of which it has the tokens and the texts."""
 
     request: CompletionRequest
     prompts: tuple[tuple[int, ...], ...]
+    texts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +117,14 @@ def best_of(logits: Any, top: int) -> tuple[Best, ...]:
 
 
 def choice(
-    index: int, scores: Scores, tokens: ServedTokenizer, *, with_best: bool, as_ids: bool = False, new: bool = True
-) -> Json:
+    index: int, text: str, scores: Scores, tokens: ServedTokenizer, *, with_best: bool, as_ids: bool = False,
+    new: bool = True,
+) -> Json:  # fmt: skip
     """Build a choice of the response: the echoed prompt, mostly with one more token, and their log probabilities.
 
     Args:
         index: of the choice.
+        text: the prompt as it was given.
         scores: of the prompt.
         tokens: makes text of tokens.
         with_best: with the likeliest tokens.
@@ -129,21 +133,44 @@ def choice(
     """
     length = len(scores.tokens) if new else len(scores.tokens) - 1
     scores = Scores(scores.tokens[:length], scores.log_probs[:length], scores.best[:length])
+    added = tokens.continuation(scores.tokens[-1:], skip_special=True) if new else ""
+    prompt = scores.tokens[:-1] if new else scores.tokens
 
+    @cache
     def name(token: int) -> str:
-        return f"token_id:{token}" if as_ids else tokens.text([token])
+        return f"token_id:{token}" if as_ids else tokens.continuation([token])
 
-    texts = [tokens.text([token]) for token in scores.tokens]
+    @cache
+    def size(token: int) -> int:  # a special one may be left out of the text
+        content = tokens.bytes_of(token)
+        shown = tokens.continuation([token], skip_special=True) or content.decode(errors="replace") in text
+        return len(content) if shown else 0
+
     # of several tokens with one text the likeliest stays
     top = [None if each is None else {name(token): score for token, score in each[::-1]} for each in scores.best]
     return {
         "index": index,
-        "text": tokens.text(scores.tokens),
+        "text": text + added,
         "finish_reason": "length",
         "logprobs": {
-            "tokens": [name(token) for token in scores.tokens] if as_ids else texts,
+            "tokens": [name(token) for token in scores.tokens],
             "token_logprobs": list(scores.log_probs),
             "top_logprobs": top if with_best else None,
-            "text_offset": list(accumulate(map(len, texts[:-1]), initial=0)),
+            "text_offset": [*_offsets(text, [*map(size, prompt)]), *[len(text)] * new],
         },
     }
+
+
+def _offsets(text: str, sizes: Sequence[int]) -> list[int]:
+    """Return the character of a text at which each of its tokens begins.
+
+    They are counted from the end: BOS, and a space that the tokenizer puts in front, have no place in the text.
+
+    Args:
+        text: of the tokens.
+        sizes: bytes of each token; 0 of one that the text leaves out.
+    """
+    encoded = text.encode(errors="replace")
+    characters = list(accumulate(byte & 0xC0 != 0x80 for byte in encoded))  # begun up to each byte
+    starts = [max(0, len(encoded) - rest) for rest in accumulate(reversed(sizes))]
+    return [characters[at] - 1 if at < len(encoded) else len(text) for at in reversed(starts)]

@@ -42,7 +42,7 @@ CASES = {
     ),
     "adapter-modules-are-built-in": Case(
         {"adapters": {7: replace(ADAPTER, modules=("q_proj", "v_proj"))}, "build": SERVED},
-        "adapts attn_v, but the engine is built for attn_q",
+        "adapts attn_v, but lora.target_modules has attn_q",
         {"build": {"lora_target_modules": ("attn_q", "attn_v")}},
     ),
     "adapter-fits-the-model": Case(

@@ -20,8 +20,7 @@ from pipelines.domain.language_model import language_config, language_name
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
 from pipelines.domain.units import show_bytes
-from pipelines.engines.config import OpenVinoSettings
-from pipelines.engines.openvino.memory import inference_precision, vision_memory
+from pipelines.engines.openvino.memory import Precision, vision_memory
 from pipelines.plan.memory_checks import ENGINE, MemoryFit, check_cpu, cpu_needs
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
@@ -387,10 +386,12 @@ def test_the_encoders_own_process_is_one_more_line_of_memory(tiles: dict[str, An
     assert memory.total == (45 + 78) * 2**20 + 6 * 311_571_456 + activations
 
 
-def test_a_served_llava_lists_its_encoders_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_a_served_llava_lists_its_encoders_memory(tmp_path: Path, precision: Precision) -> None:
     words = ["model=tiny_llava", "engine=openvino", "quant=int4_awq"]
+    words.append(f"engine.openvino.inference_precision={precision}")
     (line,) = [note for note in plan(tmp_path, words, "repository").notes if "a process of its own" in note]
-    memory = vision_memory(VisionShape.read(BUNDLED / "models/tiny_llava"), inference_precision(OpenVinoSettings()))
+    memory = vision_memory(VisionShape.read(BUNDLED / "models/tiny_llava"), precision)
     assert line.startswith(
         f"vision encoder, a process of its own: {show_bytes(memory.total)} (process 45.0 MiB, weights"
     )

@@ -40,7 +40,10 @@ def test_without_a_draft_model_nothing_is_counted() -> None:
     ("values", "said"),
     [
         ({"beam_width": 2}, "beam_width=2 is not supported here: this model runs with a draft model"),
-        ({"runtime_top_k": 4}, r"sampling \(runtime_top_k=4, runtime_top_p=0.0\) is not supported here.* set a seed"),
+        (
+            {"runtime_top_k": 4},
+            r"sampling \(runtime_top_k=4, runtime_top_p=0.0\) is not supported here.*temperature=0.* set a seed",
+        ),
     ],
 )
 def test_what_guesses_cannot_be_checked_for_is_refused(values: dict[str, Any], said: str) -> None:

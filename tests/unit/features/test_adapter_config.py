@@ -208,6 +208,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, spoil: A
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
+        (
+            {"0.self_attn.qkv_proj.lora_A": [[1]]},
+            r"no LoRA matrix of a known linear.* or merge it into its model",
+        ),
         ({"0.self_attn.q_proj.lora_B.bias": [1]}, r"holds '.*lora_B\.bias\.weight', which is no LoRA matrix"),
         ({"0.self_attn.q_proj.lora_magnitude_vector": [1]}, "holds '.*lora_magnitude_vector"),
         ({"0.mlp.q_proj.lora_A": [[1]]}, r"holds '.*mlp\.q_proj"),

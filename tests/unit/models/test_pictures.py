@@ -6,6 +6,7 @@ import io
 import json
 import struct
 import zlib
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,8 @@ import numpy as np
 import pytest
 
 from pipelines.checkpoint.pictures import BadPictureError, Pictures, Tiling, decode, tiles_of
+from pipelines.engines.config import OpenVinoSettings
+from triton_repo.parameters import ImageSpec, RepositorySpec, encoders
 
 pytest.importorskip("PIL")
 ENCODER = {
@@ -203,3 +206,20 @@ def test_pictures_of_one_request_share_the_newline(tmp_path: Path, pictures: Pic
     assert placed == [*(100 + first).tolist(), 1, *(180 + second).tolist()]
     assert placed[-1] == 100 + 8 * 16  # after the features of five and three tiles
     assert tiled.prepare([np.zeros((*size, 3), np.uint8) for size in sizes]).shape == (8, 3, 32, 32)
+
+
+def test_the_served_encoder_computes_with_the_engines_settings(
+    load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Otherwise it would not see what `make evaluate` measured."""
+    options = {"inference_precision": "f32", "num_threads": 2, "kv_cache_bytes": 2**20}
+    spec = RepositorySpec("openvino", "llava", "none", images=ImageSpec("llava", "", 1), options=options)
+    assert spec.images is not None
+    values = encoders(spec.images, spec)
+    module, opened = load("multimodal_encoders"), list[tuple[Path, OpenVinoSettings]]()
+    monkeypatch.setattr(module, "VisionEncoder", lambda *given: opened.append(given))
+    config = {"parameters": {name: {"string_value": value} for name, value in values.items()}}
+    args = {"model_config": json.dumps(config), "model_repository": str(tmp_path / "multimodal_encoders")}
+    module.TritonPythonModel().initialize(args)
+    expected = OpenVinoSettings(inference_precision="f32", num_threads=2)
+    assert opened == [(tmp_path / "multimodal_encoders/1/engine", expected)]

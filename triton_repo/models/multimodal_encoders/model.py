@@ -14,6 +14,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from pipelines.domain.errors import UserError
+from pipelines.engines.config import OpenVinoSettings
+from pipelines.engines.openvino.serving_options import PREFIX
 from pipelines.engines.openvino.vision import VisionEncoder
 
 
@@ -22,9 +24,12 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the engine that `multimodal_model_path` names, a path from the repository."""
-        given = json.loads(args["model_config"])["parameters"]["multimodal_model_path"]["string_value"]
+        given = {name: each["string_value"] for name, each in json.loads(args["model_config"])["parameters"].items()}
+        own = {name.removeprefix(PREFIX): value for name, value in given.items() if name.startswith(PREFIX)}
         try:
-            self._encoder = VisionEncoder(Path(args["model_repository"]).parent / given)
+            options = OpenVinoSettings.judged(own, f"Parameter {PREFIX}")
+            folder = Path(args["model_repository"]).parent / given["multimodal_model_path"]
+            self._encoder = VisionEncoder(folder, options)
         except UserError as error:
             raise pb_utils.TritonModelException(str(error)) from error
         gc.freeze()
