@@ -31,8 +31,6 @@ AUTO_PER_USER = 5
 """And for each user of a closed loop, whose requests often start and end together."""
 MOST_CONCURRENCY = 4096
 """Where a search ends that no range is given for."""
-USUAL_LENGTHS = {"isl": 128, "osl": 64}
-"""Tokens of a prompt and of an answer in `conf/workload/trace.yaml`, which a trace does not read."""
 Concurrency = Annotated[int, Field(ge=1, le=10**6)]
 Seconds = Annotated[float, Field(ge=0)]
 Milliseconds = Annotated[float, Field(gt=0)]
@@ -466,11 +464,6 @@ def unread(workload: WorkloadSettings, benchmark: BenchmarkSettings) -> Iterator
         key = name.partition(".")[2]
         if moot and (value := group.changed([key]).get(key)):
             yield Fault(f"{name}={value} has no effect on workload.arrival={arrival}: {why}.", todo="Leave it out.")
-    for key, usual in USUAL_LENGTHS.items():
-        length: LengthSettings = getattr(workload, key)
-        if workload.trace is not None and length != LengthSettings(distribution="fixed", mean=usual):
-            given = f"{length.mean:g}" if length.distribution == "fixed" else f"{{distribution: {length.distribution}}}"
-            yield Fault(f"workload.{key}={given} has no effect: a trace states all lengths.", todo="Leave it out.")
     least, most, usual = benchmark.min_requests, benchmark.num_requests, BenchmarkSettings.model_fields["min_requests"]
     if most is not None and least > most and least != usual.default:
         what = f"benchmark.min_requests={least} is more than benchmark.num_requests={most}, which end the window."

@@ -70,8 +70,9 @@ class PreparedSimulation:
         settings, case = self.settings, self.case
         traced = () if settings.workload.trace is None else read_trace(settings.workload).notes
         unit = f"time: {'seconds' if case.unit == 's' else case.unit} ({case.reason})"
-        unread = [word for word in self.overrides if not _is_read(word, case.unit)]
-        why = "" if case.unit == "s" else " (hardware=h100_sxm and the like simulate the model in seconds)"
+        unread = [word for word in self.overrides if not _is_read(word, settings, case.unit)]
+        modelled = case.unit != "s" and any(not word.startswith(("benchmark.", "workload.")) for word in unread)
+        why = " (hardware=h100_sxm and the like simulate the model in seconds)" if modelled else ""
         said = [f"not read: {', '.join(unread)}{why}"] if unread else []
         return [wrapped(line) for line in (unit, *case.notes, *traced, *said)]
 
@@ -97,10 +98,12 @@ def prepared(overrides: Sequence[str], judge_of: Callable[[Settings, Machine], J
     return PreparedSimulation(completed, settings, *_judged(settings, judge_of))
 
 
-def _is_read(override: str, unit: str) -> bool:
-    """Return whether an override changes what is simulated."""
+def _is_read(override: str, settings: Settings, unit: str) -> bool:
+    """Return whether an override changes what is simulated; a trace states all lengths itself."""
     key = override.lstrip("+~").partition("=")[0]
     group = key.partition(".")[0]
+    if settings.workload.trace is not None and key.startswith(("workload.isl", "workload.osl")):
+        return False
     if group in ("benchmark", "sizing"):
         return key in READ
     return unit == "s" or group in OF_TICKS or key in READ

@@ -154,7 +154,6 @@ def test_the_window_goes_on_until_enough_requests_have_finished(
             {"num_requests": 4, "duration_s": 9},
             r"benchmark.duration_s=9\.0 has no effect on workload.arrival=burst: a burst ends with its last response",
         ),
-        ({"trace": "t.csv", "isl": 4000, "osl": 64}, {}, "workload.isl=4000 has no effect: a trace states all lengths"),
         ({}, {"min_requests": 20, "num_requests": 5}, "min_requests=20 is more than benchmark.num_requests=5"),
     ],
 )

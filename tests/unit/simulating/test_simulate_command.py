@@ -383,6 +383,8 @@ def test_what_is_not_read_is_named():
     seconds = simulate(*gpu, "sizing.tp=2", "benchmark.warmup_s=9", *few).text
     assert "\nnot read: sizing.tp=2, benchmark.warmup_s=9\n" in seconds
     assert "not read" not in simulate(*gpu, *few).text
+    traced = simulate(f"workload.trace={ROOT}/tests/reference/traces/requests.csv", "workload.isl=4000").text
+    assert "\nnot read: workload.isl=4000\n" in traced
 
 
 def test_a_fit_makes_it_seconds_with_its_own_engine(tmp_path, capsys):
