@@ -156,7 +156,8 @@ def fit_text(measured: Measured, result: FitResult, source: str) -> str:
     if result.undecided:
         lines.append("  * not determined by these loads: other values fit about as well")
     if result.at_bound:
-        lines.append(f"at the bound of the allowed range: {', '.join(result.at_bound)}")
+        titles = [SHOWN[name][0] for name in result.at_bound if name in SHOWN]
+        lines.append(f"at the bound of the allowed range: {', '.join(titles)}")
     return "\n".join([*lines, *(f"note: {note}" for note in measured.notes)])
 
 

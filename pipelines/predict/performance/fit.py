@@ -8,7 +8,7 @@ measurement itself, uncertain by a factor of 4. What the measurement does not de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -105,8 +105,8 @@ class FitResult:
     Attributes:
         deployment: deployment with the fitted coefficients.
         intervals: 95 % interval of each knob's multiplied value, by its first field.
-        at_bound: knobs at their bound.
-        undecided: knobs that the measurement hardly determines; they stay near their prior.
+        at_bound: fields of the knobs at their bound.
+        undecided: fields of the knobs that the measurement hardly determines.
         rows: one per level.
         spread: remaining log-deviation, by "ttft", "itl" and "throughput".
         multipliers: factors on the initial model, by knob; none if the fit began with a guess.
@@ -175,12 +175,16 @@ def fit(measured: Measured, start: ModelledDeployment | SchedulerLimits) -> FitR
             for knob, sd in zip(used, deviations, strict=True)
             for name, value in ((name, _value(deployment, name)) for name in knob.fields)
         },
-        at_bound=tuple(knob.name for knob, x in zip(used, solution.x, strict=True) if abs(x) > 0.99 * FARTHEST),
-        undecided=tuple(knob.name for knob, sd in zip(used, deviations, strict=True) if sd > KNOWN_BY * knob.sd),
+        at_bound=_fields(knob for knob, x in zip(used, solution.x, strict=True) if abs(x) > 0.99 * FARTHEST),
+        undecided=_fields(knob for knob, sd in zip(used, deviations, strict=True) if sd > KNOWN_BY * knob.sd),
         rows=rows,
         spread=_spread(rows),
         multipliers={} if free else dict(zip((knob.name for knob in used), np.exp(solution.x), strict=True)),
     )
+
+
+def _fields(knobs: Iterable[Knob]) -> tuple[str, ...]:
+    return tuple(name for knob in knobs for name in knob.fields)
 
 
 def _starts(widths: Any) -> list[Any]:

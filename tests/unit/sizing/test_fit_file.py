@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,9 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.variant import Variant
 from pipelines.predict.config import FITS
+from pipelines.predict.performance.calibrate_command import SHOWN
 from pipelines.predict.performance.deployment import costs, fitted_deployment, gpu_model, load_fit, stored_fits
+from pipelines.predict.performance.fit import GPU_KNOBS, KNOWN_BY
 from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.models import known_model, model_named
 from pipelines.predict.performance.performance import PerformanceModel, Setup
@@ -83,15 +86,19 @@ def test_a_gpu_that_is_named_starts_from_the_performance_model(tmp_path, capsys)
     text = run(capsys, *words)
     assert "multipliers on the performance model are fitted" in text
     assert "TTFT p95 ms  ITL mean ms" in text
-    assert (
-        "not determined by these loads: other values fit about as well" in text
-    )  # one load cannot tell ten coefficients apart
+    # one load cannot tell ten coefficients apart
+    assert "not determined by these loads: other values fit about as well" in text
     made = load_fit(tmp_path / FITS / "llama_3_1_8b-fp8-h100_sxm-tp1.json")
     assert (made.model, made.precision, made.gpu, made.tp) == ("llama_3_1_8b", "fp8", "h100_sxm", 1)
     settings = load(LLAMA)
     prior = gpu_model(settings, known_model(settings), gpu_named("h100_sxm"), PerformanceModel.load().cost).deployment
     low, high = made.intervals["weights"]
     assert low < prior.cost.weights < high  # what one load does not decide stays where the model had it
+    lines = {line.strip().partition("  ")[0]: line for line in text.splitlines()}
+    for knob in GPU_KNOBS:
+        low, high = made.intervals[knob.fields[0]]
+        wide = math.log(high / low) / (2 * 1.96) > KNOWN_BY * knob.sd
+        assert lines[SHOWN[knob.fields[0]][0]].endswith("*") is wide, knob.name
 
 
 def test_a_result_of_vllm_is_fitted_at_the_ranks_that_are_named(tmp_path, capsys):
