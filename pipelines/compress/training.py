@@ -39,6 +39,7 @@ from pipelines.compress.specs import RecoverySpec
 from pipelines.compress.trained_weights import TrainedWeights, help_to_write, write_like
 from pipelines.domain.errors import ContinuableError
 from pipelines.domain.progress import Progress
+from pipelines.host.disk import why_not_written
 
 HELD_OUT = 20
 """One sequence in so many is not trained on."""
@@ -157,7 +158,14 @@ def _train(
         if begun and _is_complete(state := TrainerState.load_from_json(str(begun / STATE)), recover):
             trainer.state = state
         else:
-            trainer.train(resume_from_checkpoint=str(begun) if begun else None)
+            try:
+                trainer.train(resume_from_checkpoint=str(begun) if begun else None)
+            except RuntimeError as error:
+                size = 2 * sum(each.nbytes for each in weights.model.parameters())  # of the moments
+                # torch.save does not say why it could not write
+                if "inline_container" in str(error) and (reason := why_not_written(folder / "probe", size)):
+                    raise reason from error
+                raise
     best = _best(_evaluations(trainer.state))
     if best:
         weights.load(folder / f"checkpoint-{best}")

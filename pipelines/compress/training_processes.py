@@ -39,6 +39,8 @@ from pipelines.compress.texts import token_ids
 from pipelines.compress.training import TrainingJob, last_checkpoint, train
 from pipelines.domain.errors import ContinuableError, Fault, UserError
 from pipelines.domain.progress import SILENT, Advance, Progress
+from pipelines.domain.units import MIB
+from pipelines.host.disk import why_not_written
 from pipelines.host.files import write_json
 from pipelines.host.lifetimes import SupervisedProcess
 from pipelines.settings.paths import PROJECT_ROOT
@@ -116,6 +118,8 @@ def _check(job: TrainingJob, started: list[SupervisedProcess]) -> None:
         failure = json.loads(path.read_text())
         kind = ContinuableError if failure["continuable"] else UserError
         raise kind.of([Fault(**{**fault, "command": tuple(fault["command"])}) for fault in failure["faults"]])
+    if reason := why_not_written(job.folder / "probe", MIB):  # neither do they say it on a disk that is full
+        raise reason
     rank, process = failed[0]
     lines = [line.strip() for line in job.log(rank).read_text(errors="replace").splitlines() if line.strip()]
     good = last_checkpoint(job.folder)

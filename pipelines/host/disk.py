@@ -106,7 +106,8 @@ def disk_error(error: Exception, what: str, place: Path) -> UserError | None:
     if trouble is None or isinstance(error, UserError):
         return None
     reason = getattr(error, "strerror", None) or error
-    where = getattr(error, "filename", None) or place
+    # of a copy or a rename the file that is written
+    where = getattr(error, "filename2", None) or getattr(error, "filename", None) or place
     return UserError(f"{what} stopped: {trouble.message.format(place=where, reason=reason)}", todo=trouble.todo)
 
 

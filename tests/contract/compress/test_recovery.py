@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +20,7 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file, save_file  # noqa: E402 - after the skip
 
-from pipelines.compress import training  # noqa: E402
+from pipelines.compress import training, training_processes  # noqa: E402
 from pipelines.compress.config import CalibrationSettings, QuantSettings, SparsitySettings  # noqa: E402
 from pipelines.compress.sparsifying import sparsify  # noqa: E402
 from pipelines.compress.specs import RecoverySpec  # noqa: E402
@@ -157,6 +160,32 @@ def test_a_checkpoint_that_a_kill_left_half_written_is_not_used(tmp_path: Path) 
             (tmp_path / f"checkpoint-{number}" / file).touch()
     assert training.last_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
     assert training.last_checkpoint(tmp_path / "checkpoint-4") is None
+
+
+@pytest.fixture
+def small_files() -> Iterator[Callable[[int], None]]:
+    """Limits the size of files for one test."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_disk_that_takes_no_checkpoint_is_said(tmp_path: Path, small_files: Callable[[int], None]) -> None:
+    """Failed before: torch's "[enforce fail at inline_container.cc]". Weights fit, and their moments do not."""
+    parameters = sum(value.numel() for value in weights(LLAMA).values())
+    small_files(6 * parameters)
+    with pytest.raises(OSError, match="File too large"):
+        recover(LLAMA, None, tmp_path / "out", recovery_spec("finetune", **SHORT), texts())
+
+
+def test_a_disk_on_which_processes_cannot_say_why_they_end_is_asked(
+    tmp_path: Path, small_files: Callable[[int], None]
+) -> None:
+    """Failed before: "ended early (exit code 1)." without a reason."""
+    small_files(4096)
+    job, ended = SimpleNamespace(folder=tmp_path), SimpleNamespace(poll=lambda: 1)
+    with pytest.raises(OSError, match="File too large"):
+        training_processes._check(job, [ended])
 
 
 def test_training_that_gets_worse_ends_early_with_the_best_weights(tmp_path: Path) -> None:

@@ -38,6 +38,11 @@ def test_an_error_without_a_file_names_the_store():
     assert "the disk of /store fails" in str(error)
 
 
+def test_of_a_copy_the_file_that_was_written_is_named():
+    error = disk_error(OSError(errno.ENOSPC, "full", "/model/a", None, "/store/a"), "Stage x", Path("/store"))
+    assert "the disk of /store/a is full" in str(error)
+
+
 def test_native_libraries_are_understood_by_their_text():
     assert "is full" in str(disk_error(RuntimeError("write: No space left on device"), "Stage x", Path("/s")))
 
