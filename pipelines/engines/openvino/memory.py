@@ -348,18 +348,13 @@ def usual_kv_precision(options: OpenVinoSettings) -> str:
 
 def kv_fault(options: OpenVinoSettings) -> Fault | None:
     """Return why this processor's attention cannot use the KV cache that was asked for; None if it can."""
-    precision = options.kv_cache_precision
-    if native_bf16() or precision not in ("bf16", "f16"):
+    precision, arithmetic = options.kv_cache_precision, inference_precision(options)
+    own = arithmetic if native_bf16() else "f32"
+    usable = ("auto", own, *(("f16",) if own == arithmetic else ()), "u8", "u4")
+    if precision in usable:
         return None
-    what = f"engine.openvino.kv_cache_precision={precision}"
-    if precision == "bf16":
-        why, allowed = "needs a processor that computes in bf16; this one does not.", "auto, f32, f16, u8, u4"
-    elif options.inference_precision == "bf16":
-        why = "does not go with inference_precision=bf16 on a processor that only emulates bf16, like this one."
-        allowed = "auto, f32, u8, u4"
-    else:
-        return None
-    return Fault(f"{what} {why}", f"Here: {allowed}.")
+    what = f"engine.openvino.kv_cache_precision={precision} does not go with inference_precision="
+    return Fault(f"{what}{options.inference_precision} on this processor.", f"Here: {', '.join(usable)}.")
 
 
 SPREAD = 4

@@ -85,13 +85,18 @@ def test_an_unquantized_kv_cache_has_16_bits(monkeypatch: pytest.MonkeyPatch, ha
         (False, "bf16", "auto", "f32", None),
         (False, "auto", "f16", "f16", None),
         (False, "f32", "f16", "f16", None),
-        (True, "f32", "bf16", "bf16", None),
-        (False, "auto", "bf16", "bf16", "kv_cache_precision=bf16 needs a processor that computes in bf16"),
+        (True, "auto", "f16", "f16", None),
+        (True, "f32", "f16", "f16", None),
+        (True, "f32", "u4", "u4", None),
+        (True, "f32", "bf16", "bf16", "kv_cache_precision=bf16 does not go with inference_precision=f32"),
+        (True, "auto", "f32", "f32", "kv_cache_precision=f32 does not go with inference_precision=auto"),
+        (True, "bf16", "f32", "f32", "kv_cache_precision=f32 does not go with inference_precision=bf16"),
+        (False, "auto", "bf16", "bf16", "kv_cache_precision=bf16 does not go with inference_precision=auto"),
         (False, "bf16", "f16", "f16", "kv_cache_precision=f16 does not go with inference_precision=bf16"),
     ],
 )
-def test_attention_of_emulated_bf16_takes_float32_alone(amx, arithmetic, kv, used, why, processor) -> None:
-    """OpenVINO's paged attention fails with "expect kvcache type f32" otherwise."""
+def test_a_kv_cache_has_the_type_of_the_arithmetic_or_fewer_bits(amx, arithmetic, kv, used, why, processor) -> None:
+    """OpenVINO's paged attention fails with "expect kvcache type f32" otherwise; of emulated bf16 it takes float32."""
     processor(vnni=True, amx=amx)
     options = OpenVinoOptions(inference_precision=arithmetic, kv_cache_precision=kv)
     assert kv_precision(config(), options) == used
