@@ -132,10 +132,8 @@ class FittedModel:
         same = (self.tp, self.pp, self.deployment.lanes) == split and form.formats == (setup.qformat, setup.kv_format)
         same = same and (form.sparsity != "none") == setup.sparse
         same = same and plain_name(self.model) == plain_name(setup.model.name)
-        spread = {
-            name: self.spread[name] if same else max(self.spread[name], other)
-            for name, other in predicted.spread.items()
-        }
+        known = {name: self.spread.get(name, other) for name, other in predicted.spread.items()}
+        spread = known if same else {name: max(known[name], other) for name, other in predicted.spread.items()}
         why = self.why if same else f"{self.why} of {self.model} {self.precision} TP {self.tp} PP {self.pp}"
         provenance: Provenance = "fitted" if same else "transferred"
         return replace(moved(predicted, knobs, theta), provenance=provenance, why=why, spread=spread)

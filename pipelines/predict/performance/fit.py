@@ -108,7 +108,7 @@ class FitResult:
         at_bound: fields of the knobs at their bound.
         undecided: fields of the knobs that the measurement hardly determines.
         rows: one per level.
-        spread: remaining log-deviation, by "ttft", "itl" and "throughput".
+        spread: remaining log-deviation, by "ttft", "itl" and "throughput", without those that were not measured.
         multipliers: factors on the initial model, by knob; none if the fit began with a guess.
     """
 
@@ -293,6 +293,6 @@ def _spread(rows: Sequence[FittedLevel]) -> dict[str, float]:
     groups = {"ttft": ("ttft_p50", "ttft_p95"), "itl": ("itl_mean",), "throughput": ("rps",)}
     spread: dict[str, float] = {}
     for group, names in groups.items():
-        values = [row[name] for row in logs for name in names if name in row]
-        spread[group] = float(np.sqrt(np.mean(np.square(values)))) if values else float("nan")
+        if values := [row[name] for row in logs for name in names if name in row]:
+            spread[group] = float(np.sqrt(np.mean(np.square(values))))
     return spread

@@ -81,6 +81,20 @@ def test_a_plan_refuses_a_named_fit_of_another_deployment(tmp_path, capsys, ours
         COMMANDS["plan"].run(["quant=int8_wo", f"sizing.fit={file}", f"paths.store={tmp_path / 'store'}"])
 
 
+def test_a_fit_to_a_result_without_streaming_is_read_back(tmp_path, capsys):
+    """What was not measured of TTFT and ITL leaves the model's own uncertainty of them."""
+    result = json.loads((FILES / "aiperf_1_5.json").read_text())
+    result = {name: value for name, value in result.items() if "_token_latency" not in name and "first" not in name}
+    (tmp_path / "profile_export_aiperf.json").write_text(json.dumps(result))
+    run(capsys, f"sizing.measured={tmp_path}", *LLAMA, f"sizing.fit={tmp_path / 'fit.json'}")
+    made, model = load_fit(tmp_path / "fit.json"), known_model(load(LLAMA))
+    assert made.spread.keys() == {"throughput"}
+    setup = Setup.of(load(LLAMA), model, gpu_named("h100_sxm"))
+    predicted = PerformanceModel.load().cost(setup)
+    spread = made.cost(setup, predicted).spread
+    assert (spread["ttft"], spread["itl"]) == (predicted.spread["ttft"], predicted.spread["itl"])
+
+
 def test_a_gpu_that_is_named_starts_from_the_performance_model(tmp_path, capsys):
     words = [f"sizing.measured={FILES / 'aiperf_1_5.json'}", *LLAMA, f"paths.store={tmp_path}"]
     text = run(capsys, *words)
