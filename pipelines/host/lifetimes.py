@@ -32,12 +32,21 @@ def child_process(command: Sequence[str], *, grace_s: float, **options: Any) -> 
     except BaseException:
         if process is not None:
             process.terminate()
-            try:
-                process.wait(grace_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            until = time.monotonic() + grace_s
+            while not _has_ended(process.pid):
+                if time.monotonic() >= until:
+                    process.kill()
+                time.sleep(WAIT_POLL_S)
+            process.poll()
         raise
+
+
+def _has_ended(pid: int) -> bool:
+    """Popen does not see it after a Ctrl-C between its taking a lock and its `try`."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 @contextmanager

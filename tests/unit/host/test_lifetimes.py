@@ -33,6 +33,19 @@ def test_a_time_limit_stops_the_child():
     assert process.returncode == -signal.SIGTERM
 
 
+def test_an_interrupt_while_popen_holds_its_lock_still_stops_it():
+    """Failed before: after all of `grace_s` the wait for the killed child had no end."""
+
+    def interrupted(process):
+        process._waitpid_lock.acquire()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), child_process(SLEEP, grace_s=30) as process:
+        interrupted(process)
+    process._waitpid_lock.release()
+    assert process.wait(0.1) == -signal.SIGTERM
+
+
 def test_a_program_that_does_not_exist_is_only_an_error():
     with pytest.raises(FileNotFoundError), child_process(["/no/such/program"], grace_s=1):
         pass
