@@ -55,6 +55,7 @@ class _Folder:
         self._tensors = _Tensors({name: file for name, (file, _) in stored_tensors(source.folder).items()})
         self._layers = range(source.shape.num_hidden_layers)
         self._has_experts = source.shape.family.experts is not None
+        self.routers = ["*router"] if self._has_experts else []  # TensorRT-LLM makes FP8 of what is not named
         self.declared = given_format(self.block)
         self._packing = packing_of(self.block)
         self.points = (
@@ -156,7 +157,7 @@ def import_folder(task: QuantizeTask, out_dir: Path, progress: Progress) -> dict
     block = {
         **quantization_block(spec.quant.qformat, spec.quant.group_size, folder.points),
         "kv_cache_quant_algo": None if spec.kv_cache is KvFormat.AUTO else spec.kv_cache.upper(),
-        **({} if folder.declared.layers else {"exclude_modules": ["lm_head"]}),
+        **({} if folder.declared.layers else {"exclude_modules": ["lm_head", *folder.routers]}),
     }
     raw = write_config(task, out_dir, block, {"name": IMPORTED, "version": str(folder.block.get("quant_method"))})
     if folder.declared.layers:

@@ -234,6 +234,8 @@ def write_scripts(settings: Settings, machine: Machine, overrides: Sequence[str]
     target = _target(settings, machine, overrides)
     refuse(_faults(settings, target))
     serving = settings.serving if target.llm_api is None else settings.serving.by_trtllm_serve
+    if target.whole:  # the proxy's time limit
+        serving = serving.model_copy(update={"request_timeout_s": serving.defaults()["request_timeout_s"]})
     if serving.unused:
         warn(serving.unused)
     _warn_unread(settings, target)
@@ -260,7 +262,8 @@ def _warn_unread(settings: Settings, target: ScriptTarget) -> None:
         ("cluster", ["mounts"], settings.cluster.image is None),
         ("cluster", ["server"], not triton),
         ("cluster", ["python"], finished and not (triton and settings.serving.front)),
-        ("serving", ["startup_timeout_s", "restarts", "show_log", "tritonserver"], True),
+        ("serving", ["restarts", "show_log", "tritonserver"], True),
+        ("serving", ["startup_timeout_s"], not target.whole),
         ("serving", ["drain_timeout_s"], not triton),
         ("serving", ["server", "multi_gpu"], triton),
     )

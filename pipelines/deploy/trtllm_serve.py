@@ -146,7 +146,8 @@ def _disaggregated(
             start = f'mpirun --allow-run-as-root --host {name}:{ranks}" -n {ranks} --bind-to none {_passed_on(cluster)}'
         worker = serve_command("0.0.0.0", WORKER_PORT, target.checkpoint, f"{folder}/{role}")
         lines.append(f"{start} {LAUNCH} {worker} &")
-    proxy = f"trtllm-serve disaggregated --config_file {runs}/{PROXY}"
+    limits = f"--server_start_timeout {serving.startup_timeout_s} --request_timeout {serving.request_timeout_s}"
+    proxy = f"trtllm-serve disaggregated --config_file {runs}/{PROXY} {limits}"
     first = shlex.join(["srun", "--overlap", "--nodes=1", "--ntasks=1", *container]) + ' --nodelist="${hosts[0]}" '
     return [*lines, f"{first if slurm else ''}{proxy} &", "wait -n  # whichever ends first"]
 

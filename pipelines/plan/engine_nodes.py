@@ -140,6 +140,7 @@ def quantize(d: Deployment) -> Quantize:
         moe_ep_size=settings.build.moe_ep_size,
         late_window=window,
         imported=d.imports,
+        experts=d.shape is not None and d.shape.family.experts is not None,
     )
 
 

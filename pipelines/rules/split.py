@@ -213,6 +213,15 @@ RULES = (
         todo="Set pp_size=1 and split with tp_size.",
         source=f"{GEMMA_CONVERT}: no pipeline parallelism",
     ),
+    rule(
+        name="phi-3-has-no-pipeline",
+        engines=GPU,
+        when=lambda d: known(d.shape).family.name == "phi3" and d.build.pp_size > 1,
+        failed="pp_size={d.build.pp_size} does not work with {d.shape.architecture}: TensorRT-LLM 1.2 gives its whole"
+        " model to every stage.",
+        todo="Set pp_size=1 and split with tp_size.",
+        source="tensorrt_llm/models/phi3/model.py: Phi3Model",
+    ),
     uneven_rule(name="ranks-divide-heads-and-mlp", topic=TOPIC, engines=BUILT, when=uneven, source=SHARDS),
     rule(
         name="experts-are-divided-evenly",

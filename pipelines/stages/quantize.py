@@ -38,6 +38,7 @@ class Quantize:
         moe_ep_size: parts of the tensor-parallel ranks between which the experts of a mixture are divided.
         late_window: attention window of a family whose checkpoints did not state theirs before; 0 is none.
         imported: the folder is already quantized, and all it holds is taken over.
+        experts: whether the model is a mixture of experts, whose FP8 checkpoints did not name the routers before.
     """
 
     quant: QuantSettings
@@ -50,6 +51,7 @@ class Quantize:
     moe_ep_size: int = 1
     late_window: int = 0
     imported: bool = False
+    experts: bool = False
     name = "quantize"
     measures = False
     writes = "checkpoint"
@@ -128,6 +130,7 @@ class Quantize:
             "layout": (self.layout, "tensorrt_llm"),
             "moe_ep_size": (self.moe_ep_size, 1),
             "sliding_window": (self.late_window, 0),
+            "routers_in_16_bit": (self.experts and self.layout != "hugging_face" and not self.spec.by_tensor, False),
             "int4_scales": (quant.int4_scales, "max"),
             "fp4_inputs": (quant.fp4_inputs, "max"),
         }

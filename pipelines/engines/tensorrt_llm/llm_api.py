@@ -367,6 +367,9 @@ def _shown(value: Any) -> str:
     return f"'{value}'" if isinstance(value, str) else json.dumps(value, default=str)
 
 
+WITH_A_DRAFT = ("Eagle", "Eagle3", "DraftTarget", "Draft_Target")
+
+
 def _contradictions(options: Mapping[str, Any], source: str) -> list[Complaint]:
     values, wrong = flat(options), list[Complaint]()
     sizes, most = values.get("cuda_graph_config.batch_sizes"), values.get("cuda_graph_config.max_batch_size")
@@ -381,6 +384,23 @@ def _contradictions(options: Mapping[str, Any], source: str) -> list[Complaint]:
     if values.get("kv_cache_config.disk_cache_size") and not values.get("kv_cache_config.disk_cache_path"):
         what = f"{source}kv_cache_config.disk_cache_size needs kv_cache_config.disk_cache_path."
         wrong.append(Complaint("kv_cache_config.disk_cache_path", Fault(what)))
+    return wrong + _unmet(options, values, source)
+
+
+def _unmet(options: Mapping[str, Any], values: Mapping[str, Any], source: str) -> list[Complaint]:
+    """Return what an option needs beside it. Source: validators of TorchLlmArgs and SADecodingConfig."""
+    wrong, kind = list[Complaint](), values.get("speculative_config.decoding_type")
+    drafts = [values.get(f"speculative_config.speculative_model{end}") for end in ("", "_dir")]
+    if kind in WITH_A_DRAFT and drafts == [None, None]:
+        what = f"{source}speculative_config.decoding_type='{kind}' needs speculative_model, the draft model."
+        wrong.append(Complaint("speculative_config.speculative_model", Fault(what)))
+    if kind == "SA" and values.get("speculative_config.max_matching_ngram_size") == 0:
+        what = f"{source}speculative_config.max_matching_ngram_size=0 is not valid for SA."
+        fault = Fault(what, "It must be above 0, or -1 for the longest match.")
+        wrong.append(Complaint("speculative_config.max_matching_ngram_size", fault))
+    for name in ("ray_worker_extension_cls", "ray_placement_config"):
+        if options.get(name) is not None and options.get("orchestrator_type") != "ray":
+            wrong.append(Complaint(name, Fault(f"{source}{name} needs orchestrator_type='ray'.")))
     return wrong
 
 

@@ -150,8 +150,16 @@ def test_of_200_seeded_wrong_files_at_least_198_are_refused():
         ({"model_kwargs": {}}, "1.2.1", "unknown to TensorRT-LLM 1.2.1: 1.3.0rc3, 1.3.0rc24 and 1.4 have it."),
         ({"kv_cache_config": {"use_kv_cache_manager_v2": True}}, "1.2.0", "is unknown to TensorRT-LLM 1.2.0: 1.3.0rc3"),
         ({"moe_config": {"backend": "AUTO"}}, "1.2.1", "Choose one of CUTLASS, CUTEDSL, WIDEEP, TRTLLM"),
-        ({"speculative_config": {"decoding_type": "Eagle3"}}, "1.2.1", "Did you mean 'Eagle'?"),
-        ({"speculative_config": {"decoding_type": "Draft_Target"}}, "1.2.1", "Did you mean 'DraftTarget'?"),
+        (
+            {"speculative_config": {"decoding_type": "Eagle3", "speculative_model": "/x"}},
+            "1.2.1",
+            "Did you mean 'Eagle'?",
+        ),
+        (
+            {"speculative_config": {"decoding_type": "Draft_Target", "speculative_model": "/x"}},
+            "1.2.1",
+            "Did you mean 'DraftTarget'?",
+        ),
         ({"enable_sleep": True}, "1.3.0rc24", "1.2.1 and 1.3.0rc3 have it. Leave it out, or give the container of"),
         (
             {"build_config": {"max_batch_size": 8}},
@@ -179,19 +187,35 @@ def test_of_200_seeded_wrong_files_at_least_198_are_refused():
             "speculative_config.max_draft_len must be given.",
         ),
         (
-            {"ray_placement_config": {"placement_groups": "x"}},
+            {"ray_placement_config": {"placement_groups": "x"}, "orchestrator_type": "ray"},
             "1.4",
             "placement_groups='x' is not valid: it should be a list of any values, or null.",
         ),
         ({"kv_cache_config": {"max_attention_window": []}}, "1.4", "max_attention_window=[] is not valid: it must not"),
         ({"moe_config": {"backend": "TRITOM"}}, "1.4", "Did you mean 'TRITON'?"),
-        ({"speculative_config": {"decoding_type": "Draft_Target"}}, "1.3.0rc3", "Did you mean 'DraftTarget'?"),
+        (
+            {"speculative_config": {"decoding_type": "Draft_Target", "speculative_model": "/x"}},
+            "1.3.0rc3",
+            "Did you mean 'DraftTarget'?",
+        ),
         ({"speculative_config": {"max_draft_len": 3}}, "1.4", "speculative_config.decoding_type must be given."),
         (
             {"kv_cache_compression_config": {"algorithm": "triattention"}},
             "1.4",
             "kv_cache_compression_config.calibration_path must be given.",
         ),
+        (
+            {"speculative_config": {"decoding_type": "Eagle3", "max_draft_len": 3}},
+            "1.4",
+            "speculative_config.decoding_type='Eagle3' needs speculative_model, the draft model.",
+        ),
+        (
+            {"speculative_config": {"decoding_type": "SA", "max_draft_len": 3, "max_matching_ngram_size": 0}},
+            "1.4",
+            "speculative_config.max_matching_ngram_size=0 is not valid for SA. It must be above 0, or -1",
+        ),
+        ({"ray_worker_extension_cls": "a.B"}, "1.3.0rc3", "ray_worker_extension_cls needs orchestrator_type='ray'."),
+        ({"ray_placement_config": {}}, "1.4", "ray_placement_config needs orchestrator_type='ray'."),
         ({"kv_cache_config": {"sink_token_length": 4}}, "1.4", "drops it"),
         ({"mla_skip_correction_threshold": 4.0}, "1.4", "only enable_mla_skip_correction=true reads it"),
     ],
@@ -205,7 +229,8 @@ def test_what_is_wrong_is_one_sentence_that_helps(options, version, message):
 @pytest.mark.parametrize("version", ["1.2.1", "1.3.0rc3", "1.3.0rc20", "1.3.0rc24", "1.4"])
 def test_a_draft_without_length_is_refused(version, length):
     drafts = {"max_draft_len": length, "max_matching_ngram_size": 2}
-    for given in ({"decoding_type": "NGram", **drafts}, {"decoding_type": "Eagle", "max_draft_len": length}):
+    eagle = {"decoding_type": "Eagle", "max_draft_len": length, "speculative_model": "/x"}
+    for given in ({"decoding_type": "NGram", **drafts}, eagle):
         (found,) = complaints({"speculative_config": given}, version, "")
         assert f"speculative_config.max_draft_len={json.dumps(length)} is " in found.fault.message
 

@@ -16,6 +16,11 @@ CASES = {
     "gemma-has-no-pipeline": Case(
         {"shape": GEMMA, "build": {"pp_size": 2}}, "pp_size=2 does not work with GemmaForCausalLM", {"shape": LLAMA}
     ),
+    "phi-3-has-no-pipeline": Case(
+        {"shape": replace(LLAMA, architecture="Phi3ForCausalLM"), "build": {"pp_size": 2}},
+        "pp_size=2 does not work with Phi3ForCausalLM: TensorRT-LLM 1.2 gives its whole model to every stage",
+        {"build": {"tp_size": 2, "pp_size": 1}},
+    ),
     "ranks-divide-heads-and-mlp": Case(
         {"shape": LLAMA, "build": {"tp_size": 3}},
         "tp_size=3 does not divide num_attention_heads=32",

@@ -115,7 +115,9 @@ def test_one_server_gets_the_checkpoint_and_its_options(tmp_path, case, version)
 @pytest.mark.parametrize("case", [case for case in CASES if "apart" in case])
 def test_a_proxy_knows_the_servers_for_prompts_and_for_answers(tmp_path, case, version):
     *servers, proxy = run(tmp_path, written(tmp_path, *CASES[case]))
-    config = yaml.safe_load(Path(parsed(proxy[2:], version)["--config_file"]).read_text())
+    given = parsed(proxy[2:], version)
+    config = yaml.safe_load(Path(given.pop("--config_file")).read_text())
+    assert given == {"--server_start_timeout": "600", "--request_timeout": "600"}  # NVIDIA's own are 180 s
     assert config == {  # the keys of disagg_utils.py; as many addresses as instances
         "hostname": "127.0.0.1",
         "port": 9000,
@@ -135,6 +137,16 @@ def test_a_proxy_knows_the_servers_for_prompts_and_for_answers(tmp_path, case, v
             "context.yaml"
         )
         assert {name: options[name] for name in ARGUMENTS} == ARGUMENTS
+
+
+def test_the_proxy_keeps_to_the_time_limits(tmp_path, capsys):
+    repo = repository(tmp_path / "given", "llm_api")
+    words = [f"serving.repository={repo}", f"cluster.folder={tmp_path / 'out'}", "cluster=mpi"]
+    words += ["cluster.hosts=[a,b]", "cluster.prefill=1", "cluster.decode=1"]
+    words += ["serving.startup_timeout_s=1900", "serving.request_timeout_s=1200"]
+    text = (write_scripts(load(words), gather(), words) / "serve.sh").read_text()
+    assert "--server_start_timeout 1900 --request_timeout 1200" in text
+    assert "timeout_s" not in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize("apart", [{}, APART], ids=["whole", "apart"])
