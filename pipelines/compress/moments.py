@@ -3,7 +3,7 @@
 The squared error of a linear's outputs, with weights that differ by D from the true ones, is tr(D M D^T), with M the
 sum of x x^T over its inputs x.
 
-Shapes: n tokens, o output and i input channels, r the same in reverse, as GPTQ needs them.
+Shapes: n tokens, o output and i input channels.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class Moments:
             width: input channels.
             device: of the inputs.
             means: whether to add the mean of each batch, so that it counts the same however many tokens it has. Few
-                inputs are then kept as they are: errors of outputs cost less than by the sum. Otherwise the sum is in
-                reverse.
+                inputs are then kept as they are: errors of outputs cost less than by the sum.
         """
         self._width, self._device, self._means = width, device, means
         self._parts: list[torch.Tensor] = []
@@ -60,10 +59,7 @@ class Moments:
             self._sum()  # before there is a copy of the others
         if x_ni.nbytes >= _LARGE:
             trim_heap()
-        x_nr = torch.empty(x_ni.shape, device=self._device)
-        for some_nr, some_ni in zip(torch.split(x_nr, _ROWS), torch.split(x_ni, _ROWS), strict=True):
-            some_nr.copy_(some_ni if self._means else some_ni.flip(1))
-        self._inputs.append(x_nr)
+        self._inputs.append(x_ni.to(self._device, torch.float32, copy=True))
         if not kept:
             self._sum()
 
@@ -72,14 +68,14 @@ class Moments:
             stops = [*range(_ROWS, self._width, _ROWS), self._width]
             sizes = [(stop - (stop - 1) // _ROWS * _ROWS, stop) for stop in stops]
             self._parts = [torch.zeros(size, device=self._device) for size in sizes]
-        for x_nr in self._inputs:
+        for x_ni in self._inputs:
             for part in self._parts:
                 rows, stop = part.shape
-                part.addmm_(x_nr[:, stop - rows : stop].t(), x_nr[:, :stop], alpha=self._share(x_nr))
+                part.addmm_(x_ni[:, stop - rows : stop].t(), x_ni[:, :stop], alpha=self._share(x_ni))
         self._inputs.clear()
 
-    def _share(self, x_nr: torch.Tensor) -> float:
-        return 1 / max(1, len(x_nr)) if self._means else 1
+    def _share(self, x_ni: torch.Tensor) -> float:
+        return 1 / max(1, len(x_ni)) if self._means else 1
 
     def errors(self, weight_oi: torch.Tensor) -> torch.Tensor:
         """Return the sums of the squares of each output of these weights, float32 [O]; of means."""
@@ -99,11 +95,11 @@ class Moments:
 
     def take(self) -> torch.Tensor:
         """Return the lower triangle, float32 [I, I], above which is anything; nothing is kept."""
-        sum_rr = torch.empty(self._width, self._width, device=self._device)
+        sum_ii = torch.empty(self._width, self._width, device=self._device)
         while self._parts:
             rows, stop = self._parts[-1].shape
-            sum_rr[stop - rows : stop, :stop] = self._parts.pop()
-        return sum_rr
+            sum_ii[stop - rows : stop, :stop] = self._parts.pop()
+        return sum_ii
 
 
 @contextmanager

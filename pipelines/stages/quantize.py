@@ -60,7 +60,7 @@ class Quantize:
     def version(self) -> str:
         """That of the code whose bytes these are: GPTQ and AWQ have changed since the other formats did."""
         form = FORMATS[self.quant.qformat]
-        return "4" if form.sequential else "3" if form.tuning == "awq" else "2"
+        return "5" if form.sequential else "3" if form.tuning == "awq" else "2"
 
     @property
     def by_tensor(self) -> bool:

@@ -221,7 +221,7 @@ def test_gptq_takes_hessians_in_parts_and_columns_of_zeros(texts, tmp_path, monk
 
 
 def test_gptq_is_that_of_the_paper() -> None:
-    """With the inverted Hessian and in float64, the same weights are chosen."""
+    """With the inverted Hessian, in float64 and in the order of its diagonal, the same weights are chosen."""
     torch.manual_seed(3)
     x_ni = torch.randn(600, 256) @ torch.randn(256, 256)
     hessian = Moments(256, torch.device("cpu"))
@@ -229,18 +229,39 @@ def test_gptq_is_that_of_the_paper() -> None:
     hessian.add(x_ni[200:])
     weight_oi = torch.randn(64, 256)
     scales_go = (weight_oi.reshape(64, 4, 64).abs().amax(2) / 7).t()
-    factor_ii = gptq.error_factor(hessian.take(), torch.zeros(256, dtype=torch.bool))
-    ours = gptq.rounded(weight_oi, factor_ii, scales_go) / scales_go.repeat_interleave(64, 0).t()
+    order_r = gptq.put_in_order(hessian_rr := hessian.take())
+    factor_rr = gptq.error_factor(hessian_rr, torch.zeros(256, dtype=torch.bool))
+    ours = gptq.rounded(weight_oi, factor_rr, scales_go, order_r) / scales_go.repeat_interleave(64, 0).t()
+    first_i = (x_ni.t() @ x_ni).diagonal().argsort(descending=True)
+    x_ni, weight_oi = x_ni[:, first_i], weight_oi[:, first_i]
     full_ii = (x_ni.t() @ x_ni).double()
     full_ii.diagonal().add_(gptq.DAMP * full_ii.diagonal().mean())
     inverse_ii = torch.linalg.cholesky(torch.linalg.inv(full_ii), upper=True)
-    left_oi, scale_io = weight_oi.double(), scales_go.double().repeat_interleave(64, 0)
+    left_oi, scale_io = weight_oi.double(), scales_go.double().repeat_interleave(64, 0)[first_i]
     codes = torch.zeros(64, 256)
     for k in range(256):
         codes[:, k] = (left_oi[:, k] / scale_io[k]).round().clamp(-8, 7)
         error = (left_oi[:, k] - codes[:, k] * scale_io[k]) / inverse_ii[k, k]
         left_oi[:, k:] -= error[:, None] * inverse_ii[k, k:]
-    assert (ours.round() == codes).float().mean() > 0.999
+    assert (ours[:, first_i].round() == codes).float().mean() > 0.999
+
+
+def test_gptq_rounds_inputs_with_large_moments_first() -> None:
+    """Of a few large inputs the errors are compensated by the others, wherever they are."""
+    torch.manual_seed(6)
+    x_ni = torch.randn(400, 64) @ (torch.eye(64) + 0.3 * torch.randn(64, 64)) * torch.linspace(0.1, 5, 64)
+    weight_oi = torch.randn(32, 64)
+    scales_go = weight_oi.abs().amax(1)[None] / 7
+    hessian = Moments(64, torch.device("cpu"))
+    hessian.add(x_ni)
+    order_r = gptq.put_in_order(hessian_rr := hessian.take())
+    torch.testing.assert_close(hessian_rr, (x_ni.T @ x_ni)[order_r][:, order_r])
+    errors = []
+    for each_r in (order_r, order_r.flip(0)):
+        factor_rr = gptq.error_factor((x_ni.T @ x_ni)[each_r][:, each_r], torch.zeros(64, dtype=torch.bool))
+        rounded_oi = gptq.rounded(weight_oi, factor_rr, scales_go, each_r)
+        errors.append(float(((rounded_oi - weight_oi) @ x_ni.T).square().sum()))
+    assert errors[0] < 0.5 * errors[1]
 
 
 def test_moments_tell_the_error_of_outputs(monkeypatch) -> None:
@@ -261,9 +282,9 @@ def test_gptq_leaves_the_zeros_of_a_sparse_model() -> None:
     torch.manual_seed(1)
     weight_oi, inputs_ni = torch.randn(16, 64), torch.randn(200, 8) @ torch.randn(8, 64)
     scales_go = weight_oi.abs().amax(1)[None] / 7
-    factor_ii = gptq.error_factor((inputs_ni.T @ inputs_ni).flip(0, 1).contiguous(), torch.zeros(64, dtype=torch.bool))
+    factor_rr = gptq.error_factor((inputs_ni.T @ inputs_ni).contiguous(), torch.zeros(64, dtype=torch.bool))
     weight_oi.reshape(-1, 4)[:, ::2] = 0
-    rounded_oi = gptq.rounded(weight_oi, factor_ii, scales_go)
+    rounded_oi = gptq.rounded(weight_oi, factor_rr, scales_go, torch.arange(64))
     assert not rounded_oi.reshape(-1, 4)[:, ::2].any()
     nearest_oi = (weight_oi / scales_go.t()).round() * scales_go.t()
     errors = [float(((each - weight_oi) @ inputs_ni.T).square().sum()) for each in (rounded_oi, nearest_oi)]
