@@ -10,7 +10,7 @@ from eval.compare import in_points
 from eval.verdict import Verdict
 from pipelines.document.blocks import Card
 from pipelines.document.show import count, ms, number, percent
-from pipelines.domain.benchmark import BenchmarkResult, LoadPoint
+from pipelines.domain.benchmark import BenchmarkResult, LoadPoint, Summary
 from pipelines.domain.units import show_bytes
 from pipelines.engines.registry import ENGINES, runs_on_cpu
 from pipelines.host.machine import GpuFacts
@@ -132,14 +132,15 @@ def _load(main: Comparison, prices: PriceSettings, limits: str | None) -> list[C
     elif result.slo.limits:
         outside = f"outside {named}, {rate} output tokens/s: {where}{unfit}"
         throughput = Card("Throughput", "no load fits", "", outside, "measured")
-    return [
-        throughput,
-        Card(
-            "Time to first token", ms(light.summary.ttft_s.p50), "ms median",
-            f"{best.variant} at {light.load}; then {ms(light.summary.itl_s.p50)} ms per token", "measured",
-        ),
-        *([_price(best, level, result, prices)] if prices.server_usd or prices.gpu_hour_usd else []),
-    ]  # fmt: skip
+    price = [_price(best, level, result, prices)] if prices.server_usd or prices.gpu_hour_usd else []
+    return [throughput, _first_token(f"{best.variant} at {light.load}", light.summary), *price]
+
+
+def _first_token(where: str, summary: Summary) -> Card:
+    title, first, gap = "Time to first token", summary.ttft_s.p50, summary.itl_s.p50
+    if first is None:
+        return Card(title, "not measured", "", f"{where}: answers came as a whole, or without text", "")
+    return Card(title, ms(first), "ms median", where + (f"; then {ms(gap)} ms per token" if gap else ""), "measured")
 
 
 def _price(row: FormatRow, level: LoadPoint, result: BenchmarkResult, prices: PriceSettings) -> Card:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines.domain.benchmark import Slo
+from pipelines.domain.benchmark import Distribution, Slo
 from pipelines.domain.errors import UserError
 from pipelines.report.collect import collect
 from pipelines.report.compare import comparison, meets
@@ -16,7 +16,7 @@ from pipelines.report.sections import document
 from pipelines.run.console import outcome_table
 from pipelines.stages.benchmark import Benchmark, best_rate
 from pipelines.store.store import Store
-from tests.support.report_store import add_benchmark, add_format, benchmark, full_store
+from tests.support.report_store import add_benchmark, add_format, benchmark, commit, full_store
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +202,24 @@ def test_a_format_without_its_baseline_lacks_that_and_not_itself(tmp_path):
     assert page.cards[1].detail.endswith("200 questions; no 16-bit model with the same questions to compare")
     (found,) = comparison(collect(Store(tmp_path)))
     assert found.reason.endswith("not one has a usable throughput and a known loss of at most 1 %.")
+
+
+def test_what_was_not_streamed_has_no_time_to_its_first_token(tmp_path):
+    """And answers of one token have no time between two."""
+    store = Store(tmp_path)
+    result, files = benchmark("none", (1,))
+    (level,) = result.levels
+    for minute, gone in ((10, ("itl_s",)), (20, ("ttft_s", "itl_s"))):
+        summary = dataclasses.replace(level.summary, **dict.fromkeys(gone, Distribution(0)))
+        made = dataclasses.replace(result, levels=(dataclasses.replace(level, summary=summary),))
+        files |= {"benchmark.json": made.to_json()}
+        inputs, settings = {"repository": add_format(store, "none")}, {"model": "synthetic", "precision": "none"}
+        commit(store, "benchmark", "synthetic-none", {}, inputs, settings, files, minute)
+        card = document(collect(store)).cards[3]
+        assert card.detail.startswith(
+            "none at concurrency 1: answers came" if "ttft_s" in gone else "none at concurrency 1"
+        )
+        assert "–" not in card.value + card.detail
 
 
 def test_loads_are_shown_from_the_lightest(tmp_path):
