@@ -32,7 +32,7 @@ class ModelRepository:
         gpu: whether it runs on TensorRT-LLM's own backend.
         skips_special_tokens: whether postprocessing leaves special tokens out.
         decoupled: whether its engine sends several responses to a request.
-        guided: whether its engine can follow guides.
+        guided: what makes its engine follow guides: llguidance, xgrammar; None if it cannot.
         tokens_per_block: of the KV cache, where the engine says how many blocks it has reused; otherwise None.
         few_log_probs: whether its engine returns the log probabilities of a few tokens instead of all logits.
         perf_metrics: whether its engine can say how long a request waited.
@@ -55,7 +55,7 @@ class ModelRepository:
     adds_special_tokens: bool = True
     skips_special_tokens: bool = True
     decoupled: bool = True
-    guided: bool = False
+    guided: str | None = None
     tokens_per_block: int | None = None
     launched_by_hand: bool = False
     draws_anew: bool = False
@@ -109,7 +109,7 @@ def read_repository(folder: Path) -> ModelRepository:
         adds_special_tokens=bool(settings.get("add_special_tokens", True)),
         skips_special_tokens=bool(settings.get("skip_special_tokens", True)),
         decoupled=bool(settings.get("decoupled_mode", True)),
-        guided=settings.get("guided_decoding_backend") is not None,
+        guided=settings.get("guided_decoding_backend"),
         tokens_per_block=described.get("tokens_per_block"),
         draws_anew=on_cpu,
         max_images=int(images[1]) if images is not None and on_cpu else 0,

@@ -119,7 +119,7 @@ class _Joined(ChatTemplate):
 def _model() -> ServedModel:
     template = _Joined({}, {})
     repository = ModelRepository(
-        Path(), (), "m", gpu=False, world_size=1, max_input_len=100, max_seq_len=200, guided=True
+        Path(), (), "m", gpu=False, world_size=1, max_input_len=100, max_seq_len=200, guided="llguidance"
     )
     tokenizer = ServedTokenizer(BUNDLED / "models" / "tiny_llama", adds_special=True)
     return ServedModel(tokenizer, repository, template, 0, "", {"ensemble": FIELDS})

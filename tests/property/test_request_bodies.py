@@ -104,7 +104,7 @@ MARK = "the value that is replaced"
 @pytest.fixture(scope="module")
 def model() -> ServedModel:
     repository = ModelRepository(
-        Path(), (), "m", gpu=False, world_size=1, max_input_len=2000, max_seq_len=4000, guided=True
+        Path(), (), "m", gpu=False, world_size=1, max_input_len=2000, max_seq_len=4000, guided="llguidance"
     )
     return ServedModel(
         ServedTokenizer(BUNDLED / "models" / "tiny_gemma", adds_special=True),

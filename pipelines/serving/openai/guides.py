@@ -254,6 +254,31 @@ def _parts(node: Json) -> Iterator[Any]:
             yield from node[name].values()
 
 
+LEFT_OUT = ("contains", "dependentRequired", "dependentSchemas", "if", "multipleOf", "not", "uniqueItems")
+"""Keywords that xgrammar 0.1.32, which TensorRT-LLM 1.2.1 pins, leaves out of a schema without a word."""
+CHOICES = ("$ref", "allOf", "anyOf", "const", "enum", "oneOf")
+"""Keywords beside which it leaves out these:"""
+BESIDE_CHOICES = (
+    "additionalProperties", "exclusiveMaximum", "exclusiveMinimum", "items", "maxItems", "maxLength", "maxProperties",
+    "maximum", "minItems", "minLength", "minProperties", "minimum", "pattern", "prefixItems", "properties", "required",
+)  # fmt: skip
+
+
+def left_out_by_xgrammar(schema: Json) -> str | None:
+    """Return a keyword of a schema that answers guided by xgrammar would not keep to; None if there is none."""
+    waiting: list[Any] = [schema]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            choice = next((name for name in CHOICES if name in node), None)
+            several = isinstance(parts := node.get("allOf"), list) and len(parts) > 1
+            words = (*LEFT_OUT, *(BESIDE_CHOICES if choice else ()), *(["allOf"] if several else ()))
+            if (word := next((word for word in words if word in node), None)) is not None:
+                return word if word in LEFT_OUT or word == "allOf" else f"{word}' beside '{choice}"
+            waiting += _parts(node)
+    return None
+
+
 def _pointer(reference: object, own_id: object, whose: str, param: str) -> str:
     """Return a reference as the pointer in it, still percent-encoded."""
     text = reference if isinstance(reference, str) else "?"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from pipelines.serving.openai.generate import (
     with_parameters,
 )
 from pipelines.serving.openai.generation import Prompt
+from pipelines.serving.openai.guides import left_out_by_xgrammar
 from pipelines.serving.openai.inputs import ServedEngine
 from pipelines.serving.openai.pictures import content_of, refused
 from pipelines.serving.openai.prompts import ChatTemplate
@@ -361,12 +363,21 @@ def _check_least(sampling: Sampling, most: int) -> None:
 
 
 def _check_guide(sampling: Sampling, model: ServedModel) -> None:
-    if sampling.guide is not None and not model.repository.guided:
+    if sampling.guide is None:
+        return
+    if not model.repository.guided:
         instead = "This server was started without guided decoding; on the CPU, guided=llguidance adds it."
         if isinstance(sampling, ChatRequest) and sampling.must_call:
             raise unsupported("tool_choice", sampling.model_dump()["tool_choice"], instead)
         name = next(iter(sampling.guides))
         raise unsupported(name, getattr(sampling.response_format, "type", sampling.guides[name][1]), instead)
+    kind, text = sampling.guide
+    checked = kind == "json_schema" and model.repository.guided == "xgrammar"
+    if checked and (left_out := left_out_by_xgrammar(json.loads(text))) is not None:
+        names = sampling.guide_parameters
+        whose, param = " and ".join(f"'{name}'" for name in names), names[0] if len(names) == 1 else None
+        message = f"The schema of {whose} has '{left_out}', to which answers would not keep: xgrammar leaves it out."
+        raise ApiError(400, message, param=param, code="unsupported_parameter")
 
 
 def _tokens(request: TokenizeRequest, model: ServedModel, limits: Limits) -> Prompt:

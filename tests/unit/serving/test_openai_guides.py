@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +13,15 @@ pytest.importorskip("llguidance")
 
 import llguidance
 
+from pipelines.serving.openai.bodies import Limits
 from pipelines.serving.openai.errors import ApiError
-from pipelines.serving.openai.guides import StructuredOutputs, call_or_answer, call_schema
-from pipelines.serving.openai.prepare import read_request
+from pipelines.serving.openai.guides import StructuredOutputs, call_or_answer, call_schema, left_out_by_xgrammar
+from pipelines.serving.openai.prepare import ServedModel, read_request
+from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.responses import ResponseRequest
+from pipelines.serving.openai.tokenizer import ServedTokenizer
 from pipelines.serving.openai.tools import ToolFilter, ToolForm
+from pipelines.serving.repository import ModelRepository
 from pipelines.settings.model import BUNDLED
 
 TOKENIZER = (BUNDLED / "models" / "tiny_gemma" / "tokenizer.json").read_text()
@@ -233,3 +238,45 @@ def test_several_calls_may_be_forced() -> None:
     assert listed.push(f"[{save}, {load}, {save[:20]}") == ""
     rest, calls = listed.rest(cut=True)
     assert (rest, [each.name for each in calls]) == ("", ["save", "load"])
+
+
+INTEGER = {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "word"),
+    [
+        ({"type": "object", "properties": {"not": INTEGER, "if": {"enum": [{"not": 1}]}}, "required": ["not"]}, None),
+        ({"$ref": "#/$defs/a", "description": "d", "$defs": {"a": {**INTEGER, "minimum": 3}}}, None),
+        ({"type": "array", "items": {**INTEGER, "uniqueItems": True}}, "uniqueItems"),
+        ({"type": "object", "properties": {"a": {"type": "string", "not": {"const": "no"}}}}, "not"),
+        ({"anyOf": [INTEGER, {"type": "number", "multipleOf": 0.5}]}, "multipleOf"),
+        ({"$ref": "#/$defs/a", "minimum": 3, "$defs": {"a": INTEGER}}, "minimum' beside '$ref"),
+        ({"type": "object", "properties": {"a": INTEGER}, "anyOf": [{"required": ["a"]}]}, "properties' beside 'anyOf"),
+        ({"allOf": [INTEGER, {"minimum": 3}]}, "allOf"),
+        ({"allOf": [INTEGER]}, None),
+    ],
+)
+def test_keywords_that_xgrammar_leaves_out_are_found(schema: Any, word: str | None) -> None:
+    """findings/xgrammar_accepts_what_schemas_forbid.sh shows that answers do not keep to them."""
+    assert left_out_by_xgrammar(schema) == word
+
+
+@pytest.mark.parametrize(
+    ("more", "whose"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"not": {}}}}},
+         "response_format"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}],
+          "tool_choice": "required"}, "tools"),
+    ],
+)  # fmt: skip
+def test_a_server_guided_by_xgrammar_refuses_what_its_answers_would_not_keep_to(more: Any, whose: str) -> None:
+    repository = ModelRepository(
+        Path(), (), "m", gpu=True, world_size=1, max_input_len=100, max_seq_len=200, guided="xgrammar"
+    )
+    model = ServedModel(ServedTokenizer(BUNDLED / "models" / "tiny_gemma", adds_special=True), repository,
+                        ChatTemplate({"default": ""}, {}), created=0, metrics_url="", fields={})  # fmt: skip
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], **more}).encode()
+    with pytest.raises(ApiError, match=f"schema of '{whose}' has 'not', to which answers would not keep"):
+        read_request("chat", body, model, Limits())
