@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -83,13 +84,14 @@ def route(deployed: ClusterDeployment) -> Object:
     route_settings = deployed.settings.route
     port = deployed.serving.ports[FRONT]
     limit_s = deployed.serving.request_timeout_s + AFTER_THE_SERVICE_S
+    limit = f"{limit_s}s" if limit_s < 10**5 else f"{math.ceil(limit_s / 60)}m"  # GEP-2257: five digits at most
     backends = [{"name": deployed.name, "port": port, "weight": route_settings.weight}]
     if route_settings.beside is not None:
         backends.append({"name": route_settings.beside, "port": port, "weight": 100 - route_settings.weight})
     spec = {
         "parentRefs": [{"name": route_settings.gateway}],
         **({"hostnames": [route_settings.hostname]} if route_settings.hostname else {}),
-        "rules": [{"backendRefs": backends, "timeouts": {"request": f"{limit_s}s"}}],
+        "rules": [{"backendRefs": backends, "timeouts": {"request": limit}}],
     }
     made = deployed.object("HTTPRoute", "gateway.networking.k8s.io/v1", spec, route_settings.name)
     if deployed.settings.namespace:  # no overlay gives it one

@@ -235,6 +235,14 @@ RULES = (
         source=PLUGIN,
     ),
     plugin_rule(
+        name="fused-fp4-needs-context-attention",
+        when=lambda d: d.build["fuse_fp4_quant"] == "enable" and d.build["context_fmha"] == "disable",
+        failed="build.trtllm.fuse_fp4_quant={d.build[fuse_fp4_quant]} needs fused context attention; given is"
+        " context_fmha={d.build[context_fmha]}.",
+        todo="Set build.trtllm.context_fmha=enable, or fuse_fp4_quant=disable.",
+        source=f"{PLUGIN}; cpp/tensorrt_llm/common/attentionOp.cpp (1.3.0rc3): AttentionOp::initialize",
+    ),
+    plugin_rule(
         name="nvfp4-has-its-own-gemm-plugin",
         when=lambda d: d.qformat is QFormat.NVFP4 and d.build.gemm_plugin not in (None, "nvfp4", "disable", "fp8"),
         failed="build.gemm_plugin={d.build.gemm_plugin} would be ignored: with quant=nvfp4 trtllm-build sets nvfp4.",

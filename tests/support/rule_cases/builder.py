@@ -97,6 +97,11 @@ CASES = {
     "nvfp4-plugin-needs-nvfp4": Case(
         {"qformat": FP8, "build": {"gemm_plugin": "nvfp4"}}, "gemm_plugin=nvfp4 .*quant=fp8", {"qformat": NVFP4}
     ),
+    "fused-fp4-needs-context-attention": Case(
+        {"qformat": NVFP4, "build": {"fuse_fp4_quant": "enable", "context_fmha": "disable"}},
+        "fuse_fp4_quant=enable needs fused context attention; given is context_fmha=disable",
+        {"build": {"fuse_fp4_quant": "enable", "context_fmha": "enable"}},
+    ),
     "fp8-is-slower-with-gemm-plugin": Case(
         {"qformat": FP8, "build": {"gemm_plugin": "auto"}}, "gemm_plugin=auto is discouraged", {"qformat": AWQ}
     ),

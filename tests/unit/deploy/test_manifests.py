@@ -98,6 +98,16 @@ def test_the_schemas_refuse_what_is_wrong(tmp_path):
         check(group)
 
 
+def test_the_time_limit_of_a_route_has_at_most_five_digits(tmp_path):
+    made = yaml.safe_load(
+        files(deployed(tmp_path, "gpu", {"request_timeout_s": 99990}, route={"name": "llm", "gateway": "public"}))[
+            "route.yaml"
+        ]
+    )
+    check(made)
+    assert made["spec"]["rules"][0]["timeouts"]["request"] == "1667m"  # 100010 s, rounded up
+
+
 @pytest.mark.parametrize(
     ("more", "weights"),
     [
