@@ -194,9 +194,9 @@ _AUTO_ROUND = {
 
 
 def _of_auto_round(block: Mapping[str, Any]) -> _Demands:
+    yield "data_type", block.get("data_type"), ("int", None)
     yield "bits", block.get("bits"), (4,)
     yield "group_size", block.get("group_size"), _SIZES
-    yield "data_type", block.get("data_type"), ("int", None)
     yield "packing_format", block.get("packing_format"), (*_AUTO_ROUND, None)
     yield "act_bits", block.get("act_bits") or 16, (16, 32)
     yield "quant_lm_head", block.get("quant_lm_head") or block.get("lm_head"), _NO

@@ -231,6 +231,7 @@ DECLARED = {
     "MLX": (mlx, {"group_size": 32, "bits": 4}, {"quantization": {"group_size": 32, "bits": 4}}, "quant_method='mlx'"),
     "old bitsandbytes": (quanto, {"load_in_8bit": True}, {}, "quant_method='bitsandbytes'"),
     "8 bits": (auto_round, AUTO_ROUND | {"bits": 8}, {}, "bits=8. It can be 4"),
+    "MXFP8": (auto_round, AUTO_ROUND | {"bits": 8, "data_type": "mx_fp"}, {}, "data_type='mx_fp'. It can be 'int'"),
     "a layer in 8 bits": (
         auto_round, AUTO_ROUND | {"extra_config": {"model.layers.0.mlp.up_proj": {"bits": 8}}}, {},
         r"extra_config.model.layers.0.mlp.up_proj.bits=8. It can be 4\.",
