@@ -317,7 +317,8 @@ def test_the_commands_of_the_llm_api_serve_when_pasted(tmp_path):
     hour.run(["bash", "-e"], hour.gpu, script=by_hand)
     *docker, (where, served) = hour.calls()
     assert documented(docker) == ["run"]
-    assert served == ["trtllm-serve", "checkpoint", "--extra_llm_api_options", "extra_llm_api_options.yaml"]
+    where_to = ["--host", "127.0.0.1", "--port", "9000"]
+    assert served == ["trtllm-serve", "checkpoint", *where_to, "--extra_llm_api_options", "extra_llm_api_options.yaml"]
     assert (Path(where) / served[1] / "config.json").is_file()
-    assert (Path(where) / served[3]).is_file()
+    assert (Path(where) / served[-1]).is_file()
     assert (tmp_path / "tiny_llama-none-repository" / "repository.json").is_file()
