@@ -77,8 +77,9 @@ class Server:
         """Return versions and names, for the result."""
         with self._faults():
             about = self._client.get_server_metadata(client_timeout=_TIMEOUT_S)
-            models = self._client.get_model_repository_index(client_timeout=_TIMEOUT_S).models
-        versions = {model.name: model.version for model in models if model.state == "READY"}
+            # a server that is open to other machines closes the index of its repository
+            models = self._client.get_inference_statistics(client_timeout=_TIMEOUT_S).model_stats
+        versions = {model.name: model.version for model in models}
         return {
             "url": self.url,
             "model_name": model_name,

@@ -179,8 +179,8 @@ class ServingSettings(Group):
 
     @property
     def on_free_ports(self) -> ServingSettings:
-        """The same on any free ports, for a server that only this program asks."""
-        return self.model_copy(update=dict.fromkeys(USUAL_PORTS))
+        """The same on any free ports of this machine alone, for a server that only this program asks."""
+        return self.model_copy(update={"host": "127.0.0.1", **dict.fromkeys(USUAL_PORTS)})
 
     @property
     def local_host(self) -> str:

@@ -47,6 +47,8 @@ class Stub:
         return service_pb2.ModelReadyResponse(ready=request.name == "ensemble")
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if self.options.restricted:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "This protocol is restricted")
         index = service_pb2.RepositoryIndexResponse()
         index.models.add(name="ensemble", version="1", state="READY")
         index.models.add(name="broken", version="1", state="UNAVAILABLE", reason="no engine")
@@ -208,6 +210,7 @@ def main() -> None:
     parser.add_argument("--joined", action="store_true", help="responses of 2, 3, ... tokens, then one")
     parser.add_argument("--refuse", default="", help="answer every request with this error")
     parser.add_argument("--not-decoupled", action="store_true")
+    parser.add_argument("--restricted", action="store_true", help="as tritonserver that is open to other machines")
     parser.add_argument("--without-input", default="")
     uvloop.run(serve(parser.parse_args()))
 

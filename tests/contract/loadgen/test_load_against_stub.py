@@ -166,6 +166,12 @@ def test_a_window_goes_on_until_there_are_enough_requests(
     assert (result.protocol["most_duration_s"], result.protocol["enough_requests"]) == (2.0, enough)
 
 
+def test_a_server_that_closes_its_index_is_measured(tmp_path: Path) -> None:
+    with running("--restricted") as server:
+        result = measure(server.url, tmp_path, concurrency=2)
+    assert result.server["model_versions"] == {"ensemble": "1"}
+
+
 def test_without_streaming_there_is_no_ttft(tmp_path: Path) -> None:
     """Only E2E; output tokens still counted."""
     with running("--ttft-ms", "5", "--not-decoupled") as server:

@@ -131,3 +131,9 @@ def test_a_port_of_a_service_that_does_not_run_is_said(tmp_path, capsys):
     assert "serving.openai_port=9100 is not used: its service runs with serving.openai=true" in said
     for runs in ({"openai": True}, {"host": "0.0.0.0"}, {"server": "trtllm_serve"}):
         assert ServingSettings(openai_port=9100, **runs).unused == ""
+
+
+def test_a_server_that_only_this_program_asks_is_closed_to_others():
+    """It was restricted like one that is open, and `make benchmark` could not ask it."""
+    settings = ServingSettings(host="0.0.0.0", http_port=8123).on_free_ports
+    assert (settings.loopback, settings.front, settings.http_port) == (True, False, None)
