@@ -256,27 +256,49 @@ def _parts(node: Json) -> Iterator[Any]:
 
 LEFT_OUT = ("contains", "dependentRequired", "dependentSchemas", "if", "multipleOf", "not", "uniqueItems")
 """Keywords that xgrammar 0.1.32, which TensorRT-LLM 1.2.1 pins, leaves out of a schema without a word."""
-CHOICES = ("$ref", "allOf", "anyOf", "const", "enum", "oneOf")
-"""Keywords beside which it leaves out these:"""
-BESIDE_CHOICES = (
-    "additionalProperties", "exclusiveMaximum", "exclusiveMinimum", "items", "maxItems", "maxLength", "maxProperties",
-    "maximum", "minItems", "minLength", "minProperties", "minimum", "pattern", "prefixItems", "properties", "required",
+BOUNDS = (
+    "exclusiveMaximum", "exclusiveMinimum", "maxItems", "maxLength", "maxProperties", "maximum", "minItems",
+    "minLength", "minProperties", "minimum", "pattern",
 )  # fmt: skip
+"""Keywords that it leaves out where no type is stated."""
+CHOICES = ("$ref", "allOf", "anyOf", "const", "enum", "oneOf")
+BESIDE_CHOICES = (*BOUNDS, "additionalProperties", "items", "prefixItems", "properties", "required")
+"""Keywords that it leaves out beside one of `CHOICES`."""
 
 
 def left_out_by_xgrammar(schema: Json) -> str | None:
-    """Return a keyword of a schema that answers guided by xgrammar would not keep to; None if there is none."""
+    """Return a keyword of a schema that xgrammar leaves out, for a message; None if there is none."""
     waiting: list[Any] = [schema]
     while waiting:
         node = waiting.pop()
         if isinstance(node, dict):
-            choice = next((name for name in CHOICES if name in node), None)
-            several = isinstance(parts := node.get("allOf"), list) and len(parts) > 1
-            words = (*LEFT_OUT, *(BESIDE_CHOICES if choice else ()), *(["allOf"] if several else ()))
-            if (word := next((word for word in words if word in node), None)) is not None:
-                return word if word in LEFT_OUT or word == "allOf" else f"{word}' beside '{choice}"
+            if word := next(_left_out(node), None):
+                return word
             waiting += _parts(node)
     return None
+
+
+def _left_out(node: Json) -> Iterator[str]:
+    choice = next((name for name in CHOICES if name in node), None)
+    form = next((name for name in ("pattern", "format") if name in node), None)
+    for word, value in node.items():
+        if not _binds(word, value):
+            continue
+        if word in LEFT_OUT or (word == "allOf" and isinstance(value, list) and len(value) > 1):
+            yield f"'{word}'"
+        elif choice and word in BESIDE_CHOICES:
+            yield f"'{word}' beside '{choice}'"
+        elif word in BOUNDS and "type" not in node:
+            yield f"'{word}' without 'type'"
+        elif form and word in ("minLength", "maxLength"):
+            yield f"'{word}' beside '{form}'"
+
+
+def _binds(word: str, value: Any) -> bool:
+    """Return whether a keyword with this value excludes anything."""
+    if word == "uniqueItems" or word in ("minItems", "minLength", "minProperties"):
+        return bool(value)
+    return value is not True and value not in ({}, [])
 
 
 def _pointer(reference: object, own_id: object, whose: str, param: str) -> str:

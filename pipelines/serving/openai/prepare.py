@@ -372,11 +372,15 @@ def _check_guide(sampling: Sampling, model: ServedModel) -> None:
         name = next(iter(sampling.guides))
         raise unsupported(name, getattr(sampling.response_format, "type", sampling.guides[name][1]), instead)
     kind, text = sampling.guide
-    checked = kind == "json_schema" and model.repository.guided == "xgrammar"
-    if checked and (left_out := left_out_by_xgrammar(json.loads(text))) is not None:
-        names = sampling.guide_parameters
-        whose, param = " and ".join(f"'{name}'" for name in names), names[0] if len(names) == 1 else None
-        message = f"The schema of {whose} has '{left_out}', to which answers would not keep: xgrammar leaves it out."
+    if kind != "json_schema" or model.repository.guided != "xgrammar":
+        return
+    schema, names = json.loads(text), sampling.guide_parameters
+    whose, param = " with ".join(f"'{name}'" for name in names), names[0] if len(names) == 1 else None
+    if len(names) > 1 and "allOf" in schema["anyOf"][-1]:  # what tells an open answer from a call
+        message = f'{whose} needs a format with "additionalProperties": false where xgrammar guides answers.'
+        raise ApiError(400, message, param=param, code="unsupported_parameter")
+    if (word := left_out_by_xgrammar(schema)) is not None:
+        message = f"The schema of {whose} has {word}, which xgrammar leaves out: answers may not keep to it."
         raise ApiError(400, message, param=param, code="unsupported_parameter")
 
 

@@ -248,12 +248,16 @@ INTEGER = {"type": "integer"}
     [
         ({"type": "object", "properties": {"not": INTEGER, "if": {"enum": [{"not": 1}]}}, "required": ["not"]}, None),
         ({"$ref": "#/$defs/a", "description": "d", "$defs": {"a": {**INTEGER, "minimum": 3}}}, None),
-        ({"type": "array", "items": {**INTEGER, "uniqueItems": True}}, "uniqueItems"),
-        ({"type": "object", "properties": {"a": {"type": "string", "not": {"const": "no"}}}}, "not"),
-        ({"anyOf": [INTEGER, {"type": "number", "multipleOf": 0.5}]}, "multipleOf"),
-        ({"$ref": "#/$defs/a", "minimum": 3, "$defs": {"a": INTEGER}}, "minimum' beside '$ref"),
-        ({"type": "object", "properties": {"a": INTEGER}, "anyOf": [{"required": ["a"]}]}, "properties' beside 'anyOf"),
-        ({"allOf": [INTEGER, {"minimum": 3}]}, "allOf"),
+        ({"type": "array", "items": INTEGER, "uniqueItems": False, "minItems": 0}, None),
+        ({"$ref": "#/$defs/a", "additionalProperties": True, "required": [], "$defs": {"a": INTEGER}}, None),
+        ({"type": "array", "items": {**INTEGER, "uniqueItems": True}}, "'uniqueItems'"),
+        ({"type": "object", "properties": {"a": {"type": "string", "not": {"const": "no"}}}}, "'not'"),
+        ({"anyOf": [INTEGER, {"type": "number", "multipleOf": 0.5}]}, "'multipleOf'"),
+        ({"$ref": "#/$defs/a", "minimum": 1, "$defs": {"a": INTEGER}}, "'minimum' beside '$ref'"),
+        ({"type": "object", "properties": {"a": INTEGER}, "anyOf": [INTEGER]}, "'properties' beside 'anyOf'"),
+        ({"type": "string", "pattern": "^a+$", "minLength": 3}, "'minLength' beside 'pattern'"),
+        ({"items": {"minimum": 1}}, "'minimum' without 'type'"),
+        ({"allOf": [INTEGER, {"minimum": 3}]}, "'allOf'"),
         ({"allOf": [INTEGER]}, None),
     ],
 )
@@ -262,21 +266,28 @@ def test_keywords_that_xgrammar_leaves_out_are_found(schema: Any, word: str | No
     assert left_out_by_xgrammar(schema) == word
 
 
+NOT_ONE = {"not": {"const": 1}}
+SOME_TOOL = [{"type": "function", "function": {"name": "f", "parameters": NOT_ONE}}]
+FREE_TOOL = [{"type": "function", "function": {"name": "f"}}]
+
+
 @pytest.mark.parametrize(
-    ("more", "whose"),
+    ("more", "message"),
     [
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"not": {}}}}},
-         "response_format"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}],
-          "tool_choice": "required"}, "tools"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": NOT_ONE}}},
+         "schema of 'response_format' has 'not', which xgrammar leaves out"),
+        ({"tools": SOME_TOOL, "tool_choice": "required"}, "schema of 'tools' has 'not', which xgrammar leaves out"),
+        ({"tools": FREE_TOOL, "response_format": {"type": "json_object"}},
+         "'tools' with 'response_format' needs a format with \"additionalProperties\": false"),
     ],
 )  # fmt: skip
-def test_a_server_guided_by_xgrammar_refuses_what_its_answers_would_not_keep_to(more: Any, whose: str) -> None:
+def test_a_server_guided_by_xgrammar_refuses_what_its_answers_would_not_keep_to(more: Any, message: str) -> None:
     repository = ModelRepository(
         Path(), (), "m", gpu=True, world_size=1, max_input_len=100, max_seq_len=200, guided="xgrammar"
     )
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}"
     model = ServedModel(ServedTokenizer(BUNDLED / "models" / "tiny_gemma", adds_special=True), repository,
-                        ChatTemplate({"default": ""}, {}), created=0, metrics_url="", fields={})  # fmt: skip
+                        ChatTemplate({"default": template}, {}), created=0, metrics_url="", fields={})  # fmt: skip
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], **more}).encode()
-    with pytest.raises(ApiError, match=f"schema of '{whose}' has 'not', to which answers would not keep"):
+    with pytest.raises(ApiError, match=message):
         read_request("chat", body, model, Limits())
