@@ -156,6 +156,11 @@ class LoadPoint:
         return self.complete and self.summary.requests > 0 and not self.client.bottleneck
 
     @property
+    def height(self) -> float:
+        """Requests in flight or requests per second, by which loads are ordered; 0 for a burst or a trace."""
+        return self.concurrency or self.request_rate or 0.0
+
+    @property
     def load(self) -> str:
         """See `load_text`."""
         return load_text(self.arrival, self.concurrency, self.request_rate)

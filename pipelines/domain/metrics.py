@@ -106,7 +106,7 @@ METRICS = (
     Metric(
         "goodput_per_s", "goodput, requests/s",
         "Finished requests per second that met every limit of the SLO. A load meets the SLO when its 99th percentiles "
-        "do, as MLPerf counts.",
+        "do, as MLPerf counts, and at most 1 % of its requests failed.",
         REQUEST_RATE, "higher", column="goodput/s", narrow="good/s", optional=True,
     ),
     Metric(

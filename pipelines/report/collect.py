@@ -125,7 +125,7 @@ def _stage(artifacts: Iterable[ReportedArtifact], stage: str) -> list[ReportedAr
 def _result(index: ArtifactIndex, artifact: ReportedArtifact) -> BenchmarkResult:
     """Read a benchmark, lightest load first; one of a server elsewhere has the server's address beside its format."""
     result = index.read(artifact, BENCHMARK, BenchmarkResult.from_json)
-    levels = sorted(result.levels, key=lambda level: level.concurrency or level.request_rate or 0.0)
+    levels = sorted(result.levels, key=lambda level: level.height)
     result, label = replace(result, levels=tuple(levels)), _label(artifact)
     return replace(result, precision=label[1]) if label and _elsewhere(artifact) else result
 

@@ -178,12 +178,8 @@ def _undecided(best: FormatRow, rows: Sequence[FormatRow], limit: float) -> str:
 
 def _above(level: LoadPoint | None, others: Sequence[LoadPoint]) -> LoadPoint | None:
     """Return the highest of the other levels if it is a higher load than this one, and None if it is not."""
-    highest = max(others, key=_height, default=None)
-    return highest if highest and (level is None or _height(highest) > _height(level)) else None
-
-
-def _height(level: LoadPoint) -> float:
-    return level.concurrency or level.request_rate or 0.0
+    highest = max(others, key=lambda each: each.height, default=None)
+    return highest if highest and (level is None or highest.height > level.height) else None
 
 
 def _bounds(row: FormatRow) -> list[LoadPoint]:

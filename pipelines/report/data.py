@@ -235,10 +235,12 @@ class Workload:
 
     Attributes:
         title: name of the workload, with what distinguishes it from the model's others in this report.
+        short: the same without the facts of the machine; two machines have one.
         runs: in the order of the report's formats.
     """
 
     title: str
+    short: str
     model: str
     runs: tuple[BenchmarkRun, ...]
 
@@ -352,8 +354,10 @@ def group_runs(formats: Iterable[FormatReport]) -> tuple[Workload, ...]:
     for (model, name), facts, runs in zip(names, alike, ordered, strict=True):
         namesakes = [each for other, each in zip(names, alike, strict=True) if other == (model, name)]
         unlike = [key for key in facts if len({each.get(key) for each in namesakes}) > 1]
-        tail = f" ({', '.join(f'{key} {facts[key]}' for key in unlike)})" if unlike else ""
-        workloads.append(Workload(name + tail, model, tuple(runs)))
+        told = [f"{key} {facts[key]}" for key in unlike]
+        short = [each for each in told if not each.startswith("machine.")]
+        title, short_title = (f"{name} ({', '.join(each)})" if each else name for each in (told, short))
+        workloads.append(Workload(title, short_title, model, tuple(runs)))
     return tuple(workloads)
 
 

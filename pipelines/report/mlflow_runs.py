@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ MOST_PARAMS = 100
 """Parameters that MLflow takes at once."""
 _NO_NAME = re.compile(r"[^\w .:/-]")
 """Characters that MLflow takes in no name of a metric."""
+LONGEST_WORKLOAD = 150
+"""Characters of a workload in the name of a metric, of which MLflow takes 250."""
 LONGEST_VALUE = 6000
 """Characters that MLflow keeps of a parameter."""
 
@@ -143,8 +146,10 @@ def _log(client: Any, uri: str, run: LoggedRun, files: Sequence[Path]) -> str:
 def logged_run(item: FormatReport, workloads: Sequence[Workload]) -> LoggedRun:
     """Return the parameters, metrics and tags of a format, whose loads are named by the report's workloads."""
     checkpoint, row = item.artifact("quantize") or item.chain[-1], item.accuracy.row if item.accuracy else None
-    download = item.artifact("download")
-    tags = {
+    download, names = item.artifact("download"), _names(workloads)
+    measured = [names[run.artifact.place] for run in item.runs]
+    tags = {  # a title that is cut or numbered in the metrics' names
+        **{f"workload.{name}": title[:LONGEST_VALUE] for name, title in measured if name != _plain(title)},
         "model": item.model,
         "format": item.variant,
         "source": f"{download.settings['repo_id']}@{download.facts.get('commit', 'unknown')}"
@@ -163,7 +168,7 @@ def logged_run(item: FormatReport, workloads: Sequence[Workload]) -> LoggedRun:
             for name, value in flat(artifact.settings)
             if not name.startswith("sources.")  # hashes of the repository's own code
         },
-        metrics={**_sizes(item), **_accuracy(item), **_fidelity(item), **_loads(item, workloads)},
+        metrics={**_sizes(item), **_accuracy(item), **_fidelity(item), **_loads(item, names)},
         tags={**tags, "verdict.sentence": verdict_sentence(row)} if row else tags,
     )
 
@@ -201,13 +206,27 @@ def _fidelity(item: FormatReport) -> dict[str, float]:
     return ours | {"fidelity/noise_kl_mean": result.noise.kl_mean}
 
 
-def _loads(item: FormatReport, workloads: Sequence[Workload]) -> dict[str, float]:
+def _plain(text: str) -> str:
+    return _NO_NAME.sub("", text.replace("=", " "))
+
+
+def _names(workloads: Sequence[Workload]) -> dict[str, tuple[str, str]]:
+    """Return name and title of the workload of each run, by its place; namesakes are numbered, the oldest first."""
+    names, seen = {}, Counter[tuple[str, str]]()
+    for workload in reversed(workloads):
+        short = _plain(workload.short)[:LONGEST_WORKLOAD].rstrip("/. ")
+        seen[workload.model, short] += 1
+        number = seen[workload.model, short]
+        name = short if number == 1 else f"{short} {number}"
+        names |= {run.artifact.place: (name, workload.title) for run in workload.runs}
+    return names
+
+
+def _loads(item: FormatReport, names: Mapping[str, tuple[str, str]]) -> dict[str, float]:
     metrics: dict[str, float | None] = {}
-    titles = {run.artifact.place: workload.title for workload in workloads for run in workload.runs}
     for run in item.runs:
         for level in run.result.levels:
-            named = f"{titles[run.artifact.place]}/{level.load}".replace("=", " ")
-            summary, place = level.summary, _NO_NAME.sub("", named)
+            summary, place = level.summary, f"{names[run.artifact.place][0]}/{_plain(level.load)}"
             metrics |= {f"{place}/output_tokens_per_s": summary.output_tokens_per_s, f"{place}/counts": level.counts}
             for name, each in (("ttft", summary.ttft_s), ("itl", summary.itl_s)):
                 metrics |= {f"{place}/{name}_p50_s": each.p50, f"{place}/{name}_p99_s": each.p99}

@@ -26,11 +26,16 @@ RATE = "benchmark.request_rate=0.22"
 """Between what 4 slots serve with static batching (178 requests per 1,000 ticks) and with in-flight batching (267):
 with one the queue grows, with the other it comes and goes."""
 
-READ = {f"benchmark.{key}" for key in ("concurrency", "request_rate", "num_requests", "window")}
-READ |= {"benchmark", "sizing.fit", "sizing.model", "sizing.requests"}
-READ |= {"build.tokens_per_block", "triton.batch_scheduler_policy"}
-"""What is read of groups that are not read as a whole: `benchmark` and `sizing`, in ticks all but the following."""
-OF_TICKS = ("workload", "simulator", "runtime", "experiment", "hardware", "paths", "report", "store", "hydra")
+GROUPS = ("workload", "simulator", "runtime", "experiment", "paths", "store", "hydra")
+"""Groups that are read as a whole, whatever the unit of time."""
+NOT_SPEED = ("benchmark", "sizing", "report", "calibration", "eval", "fidelity", "diagnose", "verify", "serving")
+NOT_SPEED += ("image", "manifests", "cluster", "nightly", "plan", "stage", "doctor", "migrate")
+"""Groups that the performance model does not read as a whole; it reads all others."""
+LOAD = ("benchmark", "benchmark.concurrency", "benchmark.request_rate", "benchmark.num_requests", "llm_api.file")
+OF_TICKS = (*LOAD, "build.tokens_per_block", "triton.batch_scheduler_policy")
+OF_FIT = (*LOAD, "benchmark.window", "sizing.fit", "sizing.requests", "kv_cache.enable_block_reuse", "reuse", "window")
+OF_MODEL = (*LOAD, "benchmark.window", "sizing.model", "sizing.requests")
+"""What is read of other groups: in ticks, with a fit (sizing.fit), and by the performance model of those above."""
 
 _SEARCH = Fault(
     "benchmark.search=max_load only works with `make benchmark`.",
@@ -71,7 +76,8 @@ class PreparedSimulation:
         traced = () if settings.workload.trace is None else read_trace(settings.workload).notes
         unit = f"time: {'seconds' if case.unit == 's' else case.unit} ({case.reason})"
         unread = [word for word in self.overrides if not _is_read(word, settings, case.unit)]
-        modelled = case.unit != "s" and any(not word.startswith(("benchmark.", "workload.")) for word in unread)
+        by_default = case.unit != "s" and settings.simulator.time != "ticks"
+        modelled = by_default and any(not word.startswith(("benchmark.", "workload.")) for word in unread)
         why = " (hardware=h100_sxm and the like simulate the model in seconds)" if modelled else ""
         said = [f"not read: {', '.join(unread)}{why}"] if unread else []
         return [wrapped(line) for line in (unit, *case.notes, *traced, *said)]
@@ -104,9 +110,11 @@ def _is_read(override: str, settings: Settings, unit: str) -> bool:
     group = key.partition(".")[0]
     if settings.workload.trace is not None and key.startswith(("workload.isl", "workload.osl")):
         return False
-    if group in ("benchmark", "sizing"):
-        return key in READ
-    return unit == "s" or group in OF_TICKS or key in READ
+    if group in GROUPS:
+        return True
+    if unit == "ticks" or settings.sizing.fit is not None:
+        return key in (OF_TICKS if unit == "ticks" else OF_FIT)
+    return group not in NOT_SPEED or key in OF_MODEL
 
 
 def with_defaults(overrides: Sequence[str]) -> tuple[list[str], Settings]:

@@ -67,6 +67,25 @@ def test_open_loops_and_workloads_of_one_name_are_logged(uri, tmp_path):
     assert sorted(rates) == [place.format(128), place.format(512)]
 
 
+def test_one_workload_on_two_machines_is_logged_under_names_that_mlflow_takes(uri, tmp_path):
+    """The facts of a machine are longer than a name may be: the second is numbered, and a tag says which it is."""
+    store = Store(tmp_path / "store")
+    repository = add_format(store, "fp8")
+    platforms = [f"Linux-6.{minor}-generic-{'x' * 150}" for minor in (1, 8)]
+    for minute, platform in zip((10, 20), platforms, strict=True):
+        result, files = benchmark("fp8", (1,))
+        machine = {"platform": platform, "cpu_count": minute, "cpu": f"CPU {'y' * 60} {minute}"}
+        made = files | {"benchmark.json": replace(result, machine=machine).to_json()}
+        settings = {"model": "synthetic", "precision": "fp8"}
+        commit(store, "benchmark", "synthetic-fp8", {}, {"repository": repository}, settings, made, minute)
+    log(store, uri, tmp_path / "report")
+    logged = runs(uri)["synthetic-fp8"].data
+    rates = [name for name in logged.metrics if name.endswith("output_tokens_per_s")]
+    assert set(rates) == {f"{name}/concurrency 1/output_tokens_per_s" for name in ("chat", "chat 2")}
+    for name, platform in zip(("chat", "chat 2"), platforms, strict=True):
+        assert platform in logged.tags[f"workload.{name}"]
+
+
 def test_report_and_card_are_kept_with_the_run(two_formats, uri, tmp_path):
     from mlflow.tracking import MlflowClient
 

@@ -379,10 +379,16 @@ def test_what_is_not_read_is_named():
     few = ["benchmark.num_requests=20", "benchmark.request_rate=0.2"]
     ticks = simulate("quant=fp8", "build.max_batch_size=8", "simulator.slots=2", "benchmark.warmup_s=9", *few).text
     assert "not read: quant=fp8, build.max_batch_size=8, benchmark.warmup_s=9 (hardware=" in " ".join(ticks.split())
+    ticks = simulate("benchmark.window=whole", "sizing.model=llama-3.1-8b", "sizing.requests=200", *few).text
+    assert "not read: benchmark.window=whole, sizing.model=llama-3.1-8b, sizing.requests=200" in " ".join(ticks.split())
+    chosen = simulate("simulator.time=ticks", "hardware=h100_sxm", "quant=fp8", *few).text
+    assert "\nnot read: hardware=h100_sxm, quant=fp8\n" in chosen
     gpu = ["hardware=h100_sxm", "model=llama_3_8b", "quant=fp8", "build.max_batch_size=8", "workload=poisson"]
-    seconds = simulate(*gpu, "sizing.tp=2", "benchmark.warmup_s=9", *few).text
-    assert "\nnot read: sizing.tp=2, benchmark.warmup_s=9\n" in seconds
-    assert "not read" not in simulate(*gpu, *few).text
+    of_others = ["eval.limit=3", "calibration.size=64", "serving.http_port=9000", "report.folder=x"]
+    seconds = simulate(*gpu, "sizing.tp=2", "benchmark.warmup_s=9", *of_others, *few).text
+    named = "not read: sizing.tp=2, benchmark.warmup_s=9, " + ", ".join(of_others)
+    assert f"{named} llama_3_8b" in " ".join(seconds.split())
+    assert "not read" not in simulate(*gpu, *few, "benchmark.window=whole", "tuning=plain", "reuse=none").text
     traced = simulate(f"workload.trace={ROOT}/tests/reference/traces/requests.csv", "workload.isl=4000").text
     assert "\nnot read: workload.isl=4000\n" in traced
 
@@ -414,6 +420,10 @@ def test_a_fit_makes_it_seconds_with_its_own_engine(tmp_path, capsys):
     assert "KV cache: 100 blocks of 16 tokens (as given)" in said
     simulated(tmp_path, *words[:2])
     assert "KV cache: 512 blocks of 16 tokens (as fitted)" in capsys.readouterr().out
+    assert "not read" not in said
+    unread = ["model=llama_3_8b", "quant=fp8", "build.tp_size=4", "hardware=h100_sxm"]
+    named = simulate(*words, "benchmark.window=whole", "kv_cache.enable_block_reuse=false", *unread).text
+    assert f"\nnot read: {', '.join(unread)}\n" in named
     replace(made, pp=2, deployment=replace(deployment, lanes=2)).save(tmp_path / "c.json")
     with pytest.raises(UserError, match=r"TP 1 with build\.pp_size=2 is not simulated: each of its stages"):
         simulated(tmp_path, *words)
