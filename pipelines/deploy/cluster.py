@@ -233,11 +233,8 @@ def write_scripts(settings: Settings, machine: Machine, overrides: Sequence[str]
     check_folders({"cluster.folder": settings.cluster.folder})
     target = _target(settings, machine, overrides)
     refuse(_faults(settings, target))
-    serving = settings.serving if target.llm_api is None else settings.serving.by_trtllm_serve
-    if target.whole:  # the proxy's time limit
-        serving = serving.model_copy(update={"request_timeout_s": serving.defaults()["request_timeout_s"]})
-    if serving.unused:
-        warn(serving.unused)
+    if target.llm_api is None and settings.serving.unused:
+        warn(settings.serving.unused)
     _warn_unread(settings, target)
     changed = write_folder(
         target.folder,
@@ -253,6 +250,7 @@ def write_scripts(settings: Settings, machine: Machine, overrides: Sequence[str]
 def _warn_unread(settings: Settings, target: ScriptTarget) -> None:
     """Name the settings that nothing in these scripts follows."""
     slurm, triton, finished = settings.cluster.kind == "slurm", target.llm_api is None, target.repository is not None
+    ours = (*ServingSettings.OF_THE_FRONT, *ServingSettings.OF_TRITON)
     warn_unread(
         "make scripts",
         {"cluster": settings.cluster, "serving": settings.serving},
@@ -266,6 +264,7 @@ def _warn_unread(settings: Settings, target: ScriptTarget) -> None:
         ("serving", ["startup_timeout_s"], not target.whole),
         ("serving", ["drain_timeout_s"], not triton),
         ("serving", ["server", "multi_gpu"], triton),
+        ("serving", [key for key in ours if key != "request_timeout_s" or not target.whole], not triton),  # its proxy's
     )
 
 

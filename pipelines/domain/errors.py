@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import reprlib
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 def is_interruption(error: BaseException) -> bool:
     """Return whether this is a Ctrl-C, or what pydantic or Python's rmtree make of one that arrives in them."""
-    return KeyboardInterrupt in map(type, (error, error.__cause__, error.__context__))
+    removing = isinstance(error, OSError) and error.errno == errno.EBADF  # rmtree closes a folder twice
+    return KeyboardInterrupt in map(type, (error, error.__cause__, error.__context__ if removing else None))
 
 
 @dataclass(frozen=True, slots=True)

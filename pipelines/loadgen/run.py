@@ -221,7 +221,8 @@ def _row(level: LoadPoint, columns: Sequence[MetricStatistic], marks: dict[str, 
 def _mark(text: str, marks: dict[str, str]) -> str:
     """Return the footnote letter of a text, a number after the alphabet; the same text always has the same one."""
     place = len(marks)
-    return marks.setdefault(text, ascii_letters[place] if place < len(ascii_letters) else f"({place})")
+    number = f"({place - len(ascii_letters) + 1})"
+    return marks.setdefault(text, ascii_letters[place] if place < len(ascii_letters) else number)
 
 
 def _lengths(result: BenchmarkResult, name: str) -> str:

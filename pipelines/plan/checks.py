@@ -224,7 +224,7 @@ def _host_memory(d: Deployment, checked: Checked) -> None:
 
 def _quant(d: Deployment) -> list[Fault]:
     """Check the candidates of a search and the bits it may spend, the scales, and the version of ModelOpt."""
-    settings, quant, family = d.settings, d.settings.quant, None if d.shape is None else d.shape.family
+    quant, family = d.settings.quant, None if d.shape is None else d.shape.family
     faults = [] if quant.effective_bits is None else [*mix_faults(quant.formats, quant.effective_bits)]
     faults += scale_faults(quant.qformat, quant.int4_scales, quant.fp4_inputs)
     if not faults and quant.int4_scales != "max" and family is not None and family.by_tensor and d.engine.writes_engine:
@@ -232,7 +232,7 @@ def _quant(d: Deployment) -> list[Fault]:
         faults.append(Fault(what, "Without it: quant.int4_scales=max.", "Leave it out."))
     faults += tuning_faults(quant.formats, quant.smoothquant_alpha, quant.awq_alpha_step)
     version = library_versions(("nvidia-modelopt",))["nvidia-modelopt"]
-    if version == "absent" or weights_checks.is_given(settings.model):  # another check says where it is needed
+    if version == "absent" or d.quantization is not None:  # another check says where it is needed
         return faults
     return faults + version_faults(version, quant.int4_scales, quant.fp4_inputs)
 

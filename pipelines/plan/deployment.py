@@ -104,12 +104,17 @@ class Deployment(Goal):
         return f"{self.settings.model.label}-{self.variant.label}"
 
     @cached_property
-    def imports(self) -> bool:
-        """Whether the checkpoint takes over a quantized folder, and its cache's scales, and calibrates nothing."""
+    def quantization(self) -> dict[str, Any] | None:
+        """How the model's local folder says that it is quantized; None for any other model."""
         model = self.settings.speculative.draft if self.prefix == "draft." else self.settings.model
         if model is None or model.folder is None or not model.folder.is_dir():
-            return False
-        block, cache = quantization_of(model.folder, model_config(model.folder)), self.settings.kv_cache.dtype
+            return None
+        return quantization_of(model.folder, model_config(model.folder))
+
+    @property
+    def imports(self) -> bool:
+        """Whether the checkpoint takes over a quantized folder, and its cache's scales, and calibrates nothing."""
+        block, cache = self.quantization, self.settings.kv_cache.dtype
         if block is None or cache is KvFormat.AUTO:
             return block is not None
         return not any(kind_faults("", block)) and given_format(block).kv_cache is cache

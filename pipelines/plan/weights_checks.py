@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from math import lcm
 from pathlib import Path
 
-from pipelines.checkpoint.declarations import quantization_of
 from pipelines.checkpoint.given import import_faults
 from pipelines.checkpoint.llava import NEWLINE, VisionShape, check_processor, vision_name
 from pipelines.checkpoint.tensors import stored_tensors
@@ -22,17 +21,10 @@ from pipelines.plan.deployment import Deployment
 from pipelines.plan.other_memory import one_layer_bytes
 from pipelines.predict.performance.memory import weight_bytes
 from pipelines.settings.features import HEADS
-from pipelines.settings.model import ModelSettings
 from pipelines.settings.root import Settings
 from pipelines.store.sources import model_config
 
 # A local model folder that is already quantized: whether the configuration takes it over as it is.
-
-
-def is_given(model: ModelSettings) -> bool:
-    """Return whether the model is a local folder whose weights are already quantized."""
-    folder = model.folder
-    return folder is not None and quantization_of(folder, model_config(folder)) is not None
 
 
 def given_faults(d: Deployment) -> Iterator[Fault]:
@@ -52,7 +44,7 @@ def given_faults(d: Deployment) -> Iterator[Fault]:
         candidates=settings.quant.mixed,
     )
     yield from faults
-    if faults or not is_given(settings.model):
+    if faults or d.quantization is None:
         return
     what = f"model.path='{folder}' is already quantized"
     if not engine.writes_engine:

@@ -173,11 +173,6 @@ class ServingSettings(Group):
         return f"{', '.join(shown)} {'is' if len(values) == 1 else 'are'} not used: {why}."
 
     @property
-    def by_trtllm_serve(self) -> ServingSettings:
-        """The same for the server of the LLM API."""
-        return self.model_copy(update={"server": "trtllm_serve"})
-
-    @property
     def on_free_ports(self) -> ServingSettings:
         """The same on any free ports of this machine alone, for a server that only this program asks."""
         return self.model_copy(update={"host": "127.0.0.1", **dict.fromkeys(USUAL_PORTS)})

@@ -39,7 +39,7 @@ def main(file: Path) -> int:
         cell = _run(cell, machine)
     except UserError as error:
         cell = cell.failed(str(error))
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - its traceback is in the run's log, whose place was printed
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - its traceback is in the run's log
         cell = cell.failed(STOPPED if is_interruption(error) else f"crashed: {type(error).__name__}: {error}")
     replace(cell, seconds=round(time.monotonic() - begin, 1)).write(file.parent)
     if cell.state == "done":

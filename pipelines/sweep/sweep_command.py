@@ -99,7 +99,7 @@ def _close(folder: Path, cells: Sequence[SweepCell]) -> int:
             for cell, log in logs
         ]
         say("\nfailed cells:\n" + "\n".join(table(rows, text_columns=(1,))))
-        say("Run the same command again to finish what is missing.")
+        say("Remove the causes, then run it again: only what is missing is computed.")
     say(f"\nsweep: {relative_to_cwd(folder)}")
     return 1 if failed else 0
 
@@ -171,7 +171,7 @@ def smallest(overrides: Sequence[str]) -> int:
 
     tried = search(bounds, evaluate)
     if failed:
-        say("Run the same command again to finish what is missing.")
+        say("Remove the causes, then run it again: only what is missing is computed.")
         return 1
     say("\n" + "\n".join(table([_HEADER, *map(_cells, sorted(tried, key=lambda each: each.bound))])))
     best = min((each for each in tried if each.is_go), key=lambda each: each.bound, default=None)

@@ -121,6 +121,7 @@ class LlmApiOptions:
 
 NEVER = ("trust_remote_code", "model", "tokenizer")
 """Options that are never passed on: no code of a model's repository is run, and the checkpoint is what was made."""
+_DRAFT_TARGET = ("DraftTarget", "Draft_Target")
 
 
 def _settings_of(options: Mapping[str, Any]) -> list[str]:
@@ -131,7 +132,7 @@ def settings_in(extra: Mapping[str, Any]) -> dict[str, str]:
     """Return option -> what to set instead, for options of `llm_api.extra` that are settings here."""
     keys = {name: OWN_SETTINGS[name].key for name in _settings_of(extra)}
     speculative = extra.get("speculative_config")
-    if isinstance(speculative, Mapping) and speculative.get("decoding_type") in ("DraftTarget", "Draft_Target"):
+    if isinstance(speculative, Mapping) and speculative.get("decoding_type") in _DRAFT_TARGET:
         keys["speculative_config"] = "speculative=draft_target"
     return keys | {name: "model" for name in ("model", "tokenizer") if name in extra}
 
@@ -367,7 +368,7 @@ def _shown(value: Any) -> str:
     return f"'{value}'" if isinstance(value, str) else json.dumps(value, default=str)
 
 
-WITH_A_DRAFT = ("Eagle", "Eagle3", "DraftTarget", "Draft_Target")
+_WITH_A_DRAFT = ("Eagle", "Eagle3", *_DRAFT_TARGET)
 
 
 def _contradictions(options: Mapping[str, Any], source: str) -> list[Complaint]:
@@ -391,7 +392,7 @@ def _unmet(options: Mapping[str, Any], values: Mapping[str, Any], source: str) -
     """Return what an option needs beside it. Source: validators of TorchLlmArgs and SADecodingConfig."""
     wrong, kind = list[Complaint](), values.get("speculative_config.decoding_type")
     drafts = [values.get(f"speculative_config.speculative_model{end}") for end in ("", "_dir")]
-    if kind in WITH_A_DRAFT and drafts == [None, None]:
+    if kind in _WITH_A_DRAFT and drafts == [None, None]:
         what = f"{source}speculative_config.decoding_type='{kind}' needs speculative_model, the draft model."
         wrong.append(Complaint("speculative_config.speculative_model", Fault(what)))
     if kind == "SA" and values.get("speculative_config.max_matching_ngram_size") == 0:

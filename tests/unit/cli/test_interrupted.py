@@ -1,5 +1,6 @@
 """Ctrl-C ends a command with 130 wherever it comes."""
 
+import errno
 import os
 import shutil
 
@@ -44,6 +45,20 @@ def test_while_python_removes_a_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("pipelines.run.config_command.config", remove)
     assert main(["config"]) == 130
     assert "Interrupted. Finished stages are kept" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_in_the_clean_up_after_it_is_said(monkeypatch, capsys):
+    def stop(_):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "result.json")
+
+    monkeypatch.setattr("pipelines.run.config_command.config", stop)
+    assert main(["config"]) == 2
+    said = capsys.readouterr().err
+    assert "result.json" in said
+    assert "Interrupted" not in said
 
 
 def test_another_error_of_pydantic_stays_one(monkeypatch):

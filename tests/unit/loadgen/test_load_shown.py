@@ -67,6 +67,7 @@ def test_each_of_many_remarks_has_a_mark_of_its_own() -> None:
     lines = benchmark_table(result(*loads)).splitlines()
     marks = [line.split()[0] for line in lines if "Remark" in line]
     assert len(set(marks)) == 60
+    assert marks[51:54] == ["Z", "(1)", "(2)"]
     assert [line.split()[-1] for line in lines[2:62]] == marks
 
 

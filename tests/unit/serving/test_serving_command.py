@@ -121,8 +121,8 @@ def test_settings_of_a_service_that_does_not_run_are_said():
         assert ServingSettings(**given, **runs).unused == ""
     assert ServingSettings(http_port=8100, log_verbose=2).unused == ""
     said = "serving.http_port=8100, serving.log_verbose=2 are not used: this server has no such setting."
-    assert ServingSettings(http_port=8100, log_verbose=2).by_trtllm_serve.unused == said
-    assert ServingSettings(openai=True).by_trtllm_serve.unused.startswith("serving.openai=true is not used: ")
+    assert ServingSettings(server="trtllm_serve", http_port=8100, log_verbose=2).unused == said
+    assert ServingSettings(server="trtllm_serve", openai=True).unused.startswith("serving.openai=true is not used: ")
 
 
 def test_a_port_of_a_service_that_does_not_run_is_said(tmp_path, capsys):

@@ -150,4 +150,4 @@ def test_an_evaluation_that_fails_is_said(evaluations, capsys) -> None:
     assert smallest(WORDS) == 1
     shown = capsys.readouterr().out
     assert "failed: no disk" in shown
-    assert "Run the same command again" in shown
+    assert "Remove the causes, then run it again" in shown
