@@ -212,7 +212,8 @@ def _plain(text: str) -> str:
 
 def _names(workloads: Sequence[Workload]) -> dict[str, tuple[str, str]]:
     """Return name and title of the workload of each run, by its place; namesakes are numbered, the oldest first."""
-    names, seen = {}, Counter[tuple[str, str]]()
+    names = dict[str, tuple[str, str]]()
+    seen = Counter[tuple[str, str]]()
     for workload in reversed(workloads):
         short = _plain(workload.short)[:LONGEST_WORKLOAD].rstrip("/. ")
         seen[workload.model, short] += 1

@@ -28,8 +28,10 @@ with one the queue grows, with the other it comes and goes."""
 
 GROUPS = ("workload", "simulator", "runtime", "experiment", "paths", "store", "hydra")
 """Groups that are read as a whole, whatever the unit of time."""
-NOT_SPEED = ("benchmark", "sizing", "report", "calibration", "eval", "fidelity", "diagnose", "verify", "serving")
-NOT_SPEED += ("image", "manifests", "cluster", "nightly", "plan", "stage", "doctor", "migrate")
+NOT_SPEED = (
+    "benchmark", "sizing", "report", "calibration", "eval", "fidelity", "diagnose", "verify", "serving", "image",
+    "manifests", "cluster", "nightly", "plan", "stage", "doctor", "migrate",
+)  # fmt: skip
 """Groups that the performance model does not read as a whole; it reads all others."""
 LOAD = ("benchmark", "benchmark.concurrency", "benchmark.request_rate", "benchmark.num_requests", "llm_api.file")
 OF_TICKS = (*LOAD, "build.tokens_per_block", "triton.batch_scheduler_policy")
