@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from pipelines.deploy.config import ClusterSettings
-from pipelines.deploy.facts import key_faults, leader_faults, read_served, warn_unread
+from pipelines.deploy.facts import key_faults, leader_faults, not_of_trtllm_serve, read_served, warn_unread
 from pipelines.deploy.trtllm_serve import ScriptTarget, all_ranks, role_files, serve_lines
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError, refuse
@@ -250,7 +250,6 @@ def write_scripts(settings: Settings, machine: Machine, overrides: Sequence[str]
 def _warn_unread(settings: Settings, target: ScriptTarget) -> None:
     """Name the settings that nothing in these scripts follows."""
     slurm, triton, finished = settings.cluster.kind == "slurm", target.llm_api is None, target.repository is not None
-    ours = (*ServingSettings.OF_THE_FRONT, *ServingSettings.OF_TRITON)
     warn_unread(
         "make scripts",
         {"cluster": settings.cluster, "serving": settings.serving},
@@ -264,7 +263,7 @@ def _warn_unread(settings: Settings, target: ScriptTarget) -> None:
         ("serving", ["startup_timeout_s"], not target.whole),
         ("serving", ["drain_timeout_s"], not triton),
         ("serving", ["server", "multi_gpu"], triton),
-        ("serving", [key for key in ours if key != "request_timeout_s" or not target.whole], not triton),  # its proxy's
+        ("serving", not_of_trtllm_serve(time_limit=target.whole), not triton),
     )
 
 

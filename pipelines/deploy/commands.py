@@ -19,6 +19,7 @@ from pipelines.deploy.facts import (
     can_preview,
     key_faults,
     leader_faults,
+    not_of_trtllm_serve,
     planned,
     read_served,
     sizes,
@@ -36,7 +37,6 @@ from pipelines.host.files import write_folder
 from pipelines.host.machine import Machine, gather
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan
-from pipelines.serving.config import ServingSettings
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 from pipelines.store.store import Store
@@ -475,7 +475,6 @@ def _warn_unread(deployed: ClusterDeployment) -> None:
     settings, served, triton = deployed.settings, deployed.served, deployed.served.llm_api is None
     groups = {"manifests": settings, "serving": deployed.serving, "cluster": deployed.cluster, "image": deployed.image}
     routed = settings.route.name is not None  # a route follows the time limit of requests
-    ours = (*ServingSettings.OF_THE_FRONT, *ServingSettings.OF_TRITON)
     warn_unread(
         "make manifests",
         groups,
@@ -490,7 +489,7 @@ def _warn_unread(deployed: ClusterDeployment) -> None:
         ("serving", ["server"], triton),
         ("serving", ["restarts", "show_log"], served.kind == "multinode" or not triton),
         ("serving", ["multi_gpu"], not served.gpu),
-        ("serving", [key for key in ours if key != "request_timeout_s" or not routed], not triton),
+        ("serving", not_of_trtllm_serve(time_limit=routed), not triton),
         ("cluster", [key for key in ClusterSettings.model_fields if key not in ("prefill", "decode")], True),
         ("image", ["name", "tag"], settings.image is not None or not triton),
     )

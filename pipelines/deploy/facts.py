@@ -167,6 +167,12 @@ def warn_unread(command: str, groups: Mapping[str, Group], *rows: tuple[str, Ite
         warn(f"not read by `{command}` for this deployment: {', '.join(given)}")
 
 
+def not_of_trtllm_serve(*, time_limit: bool) -> list[str]:
+    """Return the settings of `serving` that trtllm-serve has not; what is in front of it may keep the time limit."""
+    ours = (*ServingSettings.OF_THE_FRONT, *ServingSettings.OF_TRITON)
+    return [key for key in ours if key != "request_timeout_s" or not time_limit]
+
+
 def leader_faults(serving: ServingSettings, nodes: int) -> Iterator[Fault]:
     """Yield what is wrong with how the ranks of a TensorRT engine over so many nodes are started."""
     if nodes > 1 and serving.multi_gpu != "leader":

@@ -32,21 +32,32 @@ def child_process(command: Sequence[str], *, grace_s: float, **options: Any) -> 
     except BaseException:
         if process is not None:
             process.terminate()
-            until = time.monotonic() + grace_s
-            while not _has_ended(process.pid):
-                if time.monotonic() >= until:
-                    process.kill()
-                time.sleep(WAIT_POLL_S)
-            process.poll()
+            if exit_code(process, grace_s) is None:
+                process.kill()
+                exit_code(process, math.inf)
         raise
 
 
-def _has_ended(pid: int) -> bool:
-    """Popen does not see it after a Ctrl-C between its taking a lock and its `try`."""
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return True
+def exit_code(process: subprocess.Popen[bytes], timeout_s: float = 0.0) -> int | None:
+    """Return the exit code (negative for a signal), or None if the process still runs after this time.
+
+    Popen's poll() and wait() do not do: after a Ctrl-C between their taking a lock and their `try`, they never see the
+    end.
+    """
+    until = time.monotonic() + timeout_s
+    while process.returncode is None:
+        try:
+            ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None:
+                process.returncode = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+                os.waitpid(process.pid, 0)
+            elif (left := until - time.monotonic()) > 0:
+                time.sleep(min(WAIT_POLL_S, left))
+            else:
+                break
+        except ChildProcessError:  # another thread was first; without its word 0, as Popen has it
+            process.returncode = process.returncode or 0
+    return process.returncode
 
 
 @contextmanager
@@ -205,20 +216,11 @@ class SupervisedProcess:
         self._report: str | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code (negative for a signal), or None while the command runs.
-
-        Popen.poll() does not do: after a Ctrl-C between its taking a lock and its `try`, it never sees the end.
-        """
-        supervisor = self._supervisor
-        if supervisor.returncode is None:
-            with contextlib.suppress(ChildProcessError):  # another thread was first
-                ended = os.waitid(os.P_PID, supervisor.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-                if ended is None:
-                    self._memory_kills.reset()
-                    return None
-                supervisor.returncode = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-                os.waitpid(supervisor.pid, 0)
-        return supervisor.returncode
+        """Return the exit code (negative for a signal), or None while the command runs."""
+        code = exit_code(self._supervisor)
+        if code is None:
+            self._memory_kills.reset()
+        return code
 
     def wait(self, timeout_s: float = math.inf) -> int | None:
         """Wait for the end and return the exit code, or None after `timeout_s`."""

@@ -296,7 +296,7 @@ def _left_out(node: Json) -> Iterator[str]:
 
 def _binds(word: str, value: Any) -> bool:
     """Return whether a keyword with this value excludes anything."""
-    if word == "uniqueItems" or word in ("minItems", "minLength", "minProperties"):
+    if word in ("uniqueItems", "minItems", "minLength", "minProperties"):
         return bool(value)
     return value is not True and value not in ({}, [])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import queue
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipelines.checkpoint.tokenizer import RenderedChat, chat_templates
+from pipelines.host.lifetimes import exit_code
 from pipelines.serving.openai import template_process
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.template_process import (
@@ -120,7 +122,7 @@ class _TemplateProcess:
     @property
     def ended(self) -> bool:
         """Whether the process is no longer there."""
-        return self._process.poll() is not None
+        return exit_code(self._process) is not None
 
     def render(self, request: bytes) -> str:
         """Return the prompt.
@@ -189,14 +191,13 @@ class _TemplateProcess:
 
     def end(self, patience_s: float = 0.0) -> int:
         """Kill the process if it does not exit in this time, and return its exit code or -signal."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(patience_s)
-        self._process.kill()
-        code = self._process.wait()
+        if (code := exit_code(self._process, patience_s)) is None:
+            self._process.kill()
+            code = exit_code(self._process, math.inf)
         for pipe in (self._process.stdin, self._process.stdout):
             with suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]
-        return code
+        return code or 0
 
 
 def _why(code: int) -> str:

@@ -106,6 +106,14 @@ def test_no_process_outlives_its_template() -> None:
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
+def test_an_end_is_seen_after_a_ctrl_c_inside_popen() -> None:
+    """A Ctrl-C between taking Popen's lock and its `try` leaves the lock held; failed before: the wait had no end."""
+    (worker,) = template(FINE)._renderers["default"]._all
+    worker._process._waitpid_lock.acquire()
+    assert worker.end() == -signal.SIGKILL
+    assert worker.ended
+
+
 def test_a_process_that_is_gone_is_replaced() -> None:
     found = template(FINE)
     for worker in list(found._renderers["default"]._all):
