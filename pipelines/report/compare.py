@@ -173,7 +173,22 @@ def _undecided(best: FormatRow, rows: Sequence[FormatRow], limit: float) -> str:
                 f"The fastest format is not decided: {_said(best)}, but {in_words(row.variant)} {counts}: at "
                 f"{above.load} the load generator was the bottleneck ({above.client.reason}). {AGAIN}"
             )
+    highest = max(level.height for row in rows if row.run for level in row.run.result.levels)
+    for row in rows:
+        if row is not best and not refusal(row, limit) and (why := _cut_below(row, highest)):
+            return (
+                f"The fastest format is not decided: {_said(best)}, but the benchmark of {in_words(row.variant)} ended "
+                f"early at its best load so far: {why}. Measure it again."
+            )
     return ""
+
+
+def _cut_below(row: FormatRow, highest: float) -> str:
+    """Return why a benchmark ended early, if its best load is its highest that counts, and others went higher."""
+    result, level = row.run.result if row.run else None, row.level
+    if result is None or result.complete or level is None or level.height >= highest:
+        return ""
+    return "" if any(each.counts and each.height > level.height for each in result.levels) else result.reason
 
 
 def _above(level: LoadPoint | None, others: Sequence[LoadPoint]) -> LoadPoint | None:
@@ -284,11 +299,11 @@ def _reason(best: FormatRow, limit: float, *, alone: bool) -> str:
 def _told(row: FormatRow) -> str:
     level = row.level
     assert level is not None, "an eligible format has a level"
-    where = f"at its peak ({level.load})"
+    where = f"at its best load ({level.load})"
     if row.run and len(row.run.result.levels) == 1:
         where = f"at {level.load}"
     elif level is row.at_slo:
-        where = f"at the highest load that meets the SLO ({level.load})"
+        where = f"at its best load that meets the SLO ({level.load})"
     return f"{_rate(level):,.0f} output tokens/s {where}"
 
 

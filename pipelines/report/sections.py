@@ -316,6 +316,8 @@ def _limited(run: BenchmarkRun, load: str | None, limit: float | None) -> Benchm
     if run.result.levels and not timed:
         why = "its TTFT was not measured" if levels else f"it was not measured at {load}"
         result = replace(result, complete=True, reason=why)
+    elif load and all(level.complete for level in timed):
+        result = replace(result, complete=True)
     return replace(run, result=result)
 
 
@@ -362,8 +364,9 @@ def _notes(compared: Comparison) -> tuple[str, ...]:
     """Return the limitations of the choice, and how many loads do not count: the report lists them below."""
     uncounted = sum(not level.counts for row in compared.rows for level in finished(row.run))
     listed = load_notes(compared.rows)
-    where = "the load generator was the bottleneck, or it was cut short"
-    more = (f"{count(uncounted, 'load')} not counted, because {where}.",) if uncounted else ()
+    more = (
+        (f"{count(uncounted, 'load')} not counted: cut short or limited by the load generator.",) if uncounted else ()
+    )
     return (*(note for note in compared.notes if note not in listed), *more)
 
 

@@ -15,7 +15,7 @@ from pipelines.domain.variant import Variant
 from pipelines.engines.registry import ENGINES, TENSORRT_LLM, runs_on_cpu
 from pipelines.engines.tensorrt_llm.config import LIMITS_FOR_LOAD
 from pipelines.host.machine import Machine, gather, library_versions
-from pipelines.host.screen import table
+from pipelines.host.screen import table, wrapped
 from pipelines.predict.config import FITS
 from pipelines.predict.performance.deployment import FittedModel, fitted_model, gpu_model
 from pipelines.predict.performance.fit import FitResult, FittedLevel, fit
@@ -67,8 +67,8 @@ def calibrate(settings: Settings, machine: Machine) -> int:
     measured = with_gpus(read_measured([settings.sizing.measured]), settings)
     ranks(measured)  # before the fit, which takes a while
     start, source = start_of(settings, machine, measured)
-    result = fit(measured, start)
-    fitted = fitted_model(labelled(measured, settings), result, library_versions(("numpy", "scipy", "numba")))
+    result, measured = fit(measured, start), labelled(measured, settings)
+    fitted = fitted_model(measured, result, library_versions(("numpy", "scipy", "numba")))
     path = settings.sizing.fit or place(settings, fitted)
     fitted.save(path)
     sys.stdout.write(fit_text(measured, result, source) + f"\nfit: {path}\n")
@@ -150,15 +150,15 @@ def fit_text(measured: Measured, result: FitResult, source: str) -> str:
         scale = _UNITS[unit[:2]]
         value = scale * (low * high) ** 0.5
         mark = " *" if name in result.undecided else ""
-        coefficients.append((title, f"{value:.3g}", unit, f"{scale * low:.3g} to {scale * high:.3g}{mark}"))
-    lines = [head, "", *compared(result.rows), "", "coefficient, fitted, 95 % interval"]
+        coefficients.append((title, _shown(value), unit, f"{_shown(scale * low)} to {_shown(scale * high)}{mark}"))
+    lines = [wrapped(head, 0), "", *compared(result.rows), "", "coefficient, fitted, 95 % interval"]
     lines += table(coefficients, text_columns=(2, 3), indent=2) if coefficients else []
     if result.undecided:
         lines.append("  * not determined by these loads: other values fit about as well")
     if result.at_bound:
         titles = [SHOWN[name][0] for name in result.at_bound if name in SHOWN]
-        lines.append(f"at the bound of the allowed range: {', '.join(titles)}")
-    return "\n".join([*lines, *(f"note: {note}" for note in measured.notes)])
+        lines.append(wrapped(f"at the bound of the allowed range: {', '.join(titles)}"))
+    return "\n".join([*lines, *(wrapped(f"note: {note}") for note in measured.notes)])
 
 
 METRICS = {"rps": "req/s", "ttft_p50": "TTFT p50 ms", "ttft_p95": "TTFT p95 ms", "itl_mean": "ITL mean ms"}

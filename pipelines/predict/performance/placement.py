@@ -116,7 +116,9 @@ def choose(
     reasons = {}
     if limits.max_batch_size is None:
         reached = f"{int(100 * chosen.rate / best)} % of the best rate under full load" if best else ""
-        together = f"{count(chosen.requests, 'request')} of {load.mean:,} tokens at a time reach {reached}"
+        requests = count(chosen.requests, "request")
+        verb = "reaches" if chosen.requests == 1 else "reach"
+        together = f"{requests} of {load.mean:,} tokens at a time {verb} {reached}"
         reasons["max_batch_size"] = f"with it, {together}" if best else "the smallest, and still nothing fits"
     if limits.max_num_tokens is None:
         reasons["max_num_tokens"] = _why_tokens(chosen, load, limits)

@@ -216,7 +216,7 @@ def run_label(result: Result) -> str:
     tps = ", ".join(dict.fromkeys(str(option.instance.setup.tp) for option in options))
     return (
         f"Modelled: model {question.model.name}; precision {formats}; ISL {length_text(question.isl)}; OSL "
-        f"{length_text(question.osl)}; Poisson arrivals; TP {tps}; {question.gpu.gpu}."
+        f"{length_text(question.osl)}; {question.arrivals} arrivals; TP {tps}; {question.gpu.gpu}."
     )
 
 

@@ -151,6 +151,7 @@ class Question:
         engine: what serves it, for people.
         stated: mean and longest lengths as the settings state them; None takes those of `isl` and `osl`.
         trace: description of the trace that the load is from; "" without one.
+        arrivals: how requests arrive, for people.
         judge: rules that a plan of the configuration would have to keep.
     """
 
@@ -176,6 +177,7 @@ class Question:
     engine: str = TENSORRT_ENGINES
     stated: LoadLengths | None = None
     trace: str = ""
+    arrivals: str = "Poisson"
     judge: Judge = unjudged
 
     @property
@@ -292,6 +294,7 @@ def ask(settings: Settings, machine: Machine, judge: Judge = unjudged) -> Questi
         sparse=settings.sparsity.method != "none" and build.weight_sparsity,
         prices=sizing.prices.of(gpu.name),
         stated=known_lengths(settings),
+        arrivals=arrival if (arrival := settings.workload.arrival) in ("constant", "gamma") else "Poisson",
         judge=judge,
         engine=served_by(engine_of(settings, model)),
         trace="" if settings.workload.trace is None else trace_text(read_trace(settings.workload), len(isl)),

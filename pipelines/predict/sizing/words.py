@@ -173,7 +173,7 @@ def _memory(option: FleetOption) -> str:
     together = one.placed.concurrency
     return (
         f"{one.kv_tokens:,} tokens, {count(together.requests, 'request')} at a time ({together.binds} binds); "
-        f"at that rate {option.capacity.seen.batch:.0f} run on average, "
+        f"with {option.capacity.seen.batch:.0f} running on average at that rate, "
         f"{100 * option.capacity.seen.kv_use:.0f} % is in use"
     )
 

@@ -85,7 +85,7 @@ def test_a_load_that_the_client_limited_is_neither_peak_nor_score(tmp_path):
     fp8 = next(row for row in found.rows if row.variant == "fp8")
     assert (fp8.peak.concurrency, fp8.at_slo.concurrency) == (4, 4)
     assert found.chosen == "fp8"
-    assert "1,393 output tokens/s at the highest load that meets the SLO (concurrency 4)" in found.reason
+    assert "1,393 output tokens/s at its best load that meets the SLO (concurrency 4)" in found.reason
 
 
 def test_no_winner_while_a_client_limited_format_may_be_faster(tmp_path):
@@ -93,7 +93,8 @@ def test_no_winner_while_a_client_limited_format_may_be_faster(tmp_path):
     (found,) = comparison(collect(full_store(tmp_path, ("none", "fp8"), bottleneck=16)))
     assert found.chosen is None
     assert (
-        "fp8 gives 1,393 output tokens/s at its peak (concurrency 4), but none (16 bit) reached 1,477" in found.reason
+        "fp8 gives 1,393 output tokens/s at its best load (concurrency 4), but none (16 bit) reached 1,477"
+        in found.reason
     )
 
 
@@ -109,6 +110,37 @@ def test_no_winner_over_a_format_whose_higher_loads_do_not_count(tmp_path):
     assert "≥: higher loads do not count" in comparison_text([found])
 
 
+def test_no_winner_over_a_format_whose_benchmark_ended_early(tmp_path):
+    """At 4 users int8_sq gives 1,248 tokens/s; what it gives at 16, where fp8 gives 2,061, nobody knows."""
+    store = full_store(tmp_path, ("none", "fp8"))
+    add_benchmark(store, add_format(store, "int8_sq"), "int8_sq", cut=16)
+    (found,) = comparison(collect(store))
+    assert found.chosen is None
+    assert "but the benchmark of int8_sq ended early at its best load so far: the server died" in found.reason
+
+
+def test_a_format_that_was_slower_at_its_last_load_is_compared(tmp_path):
+    """With a limit of 12 ms int8_sq missed it at 16, so what it would do at 32 decides nothing."""
+    loads, slo = (1, 4, 16, 32), Slo("given", 12.0)
+    store = full_store(tmp_path, ("none", "fp8"), concurrencies=loads, slo=slo)
+    add_benchmark(store, add_format(store, "int8_sq"), "int8_sq", cut=32, concurrencies=loads, slo=slo)
+    (found,) = comparison(collect(store))
+    assert found.chosen == "fp8"
+    assert found.rejected["int8_sq"].endswith("below fp8")
+
+
+def test_the_best_load_need_not_be_the_highest_that_meets_the_limits(tmp_path):
+    """Both loads meet 100 ms; eight users get no more than four, as from a server that is full."""
+    store = Store(tmp_path)
+    result, files = benchmark("none", (1, 4, 8), slo=Slo("given", 100.0))
+    faster = dataclasses.replace(result.levels[1].summary, output_tokens_per_s=9999.0)
+    levels = (result.levels[0], dataclasses.replace(result.levels[1], summary=faster), result.levels[2])
+    files["benchmark.json"] = dataclasses.replace(result, levels=levels).to_json()
+    commit(store, "benchmark", "synthetic-none", {}, {"repository": add_format(store, "none")}, {}, files, 10)
+    (found,) = comparison(collect(store))
+    assert "9,999 output tokens/s at its best load that meets the SLO (concurrency 4)" in found.reason
+
+
 def test_marked_loads_alone_choose_nothing(tmp_path):
     (found,) = comparison(collect(full_store(tmp_path, ("none", "fp8"), concurrencies=(16,), bottleneck=16)))
     assert found.chosen is None
@@ -120,7 +152,7 @@ def test_one_format_is_no_winner(tmp_path):
     (found,) = comparison(collect(full_store(tmp_path, ("none",))))
     assert found.chosen is None
     assert found.reason == (
-        "none (16 bit) gives 1,477 output tokens/s at its peak (concurrency 16). No other format has a "
+        "none (16 bit) gives 1,477 output tokens/s at its best load (concurrency 16). No other format has a "
         "usable throughput, so there is nothing to choose from."
     )
 

@@ -154,6 +154,11 @@ def test_the_plan_says_what_was_chosen_and_why(tmp_path):
     assert "256: with it, 256 requests of 600 tokens at a time reach 98 % of" in notes[0]
 
 
+def test_one_request_reaches():
+    limits = chosen("model=llama_3_1_8b", "quant=none", "hardware=a10", "workload.isl=20000", "workload.osl=100")
+    assert limits.reasons["max_batch_size"].startswith("with it, 1 request of 20,100 tokens at a time reaches ")
+
+
 def warned(tmp_path, *words):
     return [str(each) for each in planned(tmp_path, "engine=tensorrt_llm", *words).warnings]
 

@@ -52,6 +52,13 @@ def answer_folder(tmp_path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("arrival", ["constant", "poisson", "gamma"])
+def test_the_figures_name_the_arrivals_that_were_simulated(tmp_path, arrival):
+    size(tmp_path, *ASKED, "sizing.tp=1", "sizing.requests=200", f"workload.arrival={arrival}")
+    text = (answer_folder(tmp_path) / "report.md").read_text()
+    assert set(re.findall(r"(\w+) arrivals; TP", text)) == {"Poisson" if arrival == "poisson" else arrival}
+
+
 def test_each_question_has_its_own_folder(tmp_path):
     """Other limits are another question; another folder for reports or another store is not."""
     ids = [question_id(load(*ASKED, *words)) for words in ([], ["sizing.slo.itl_ms=20"], ["workload.osl=100"])]
