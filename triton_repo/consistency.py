@@ -12,7 +12,7 @@ from pipelines.engines.registry import ServerBackend
 from triton_repo.config import TritonSettings
 from triton_repo.generate import logits_outputs
 from triton_repo.parameters import RepositorySpec
-from triton_repo.tensors import BLS, DRAFT, INTERFACES, LLMAPI, LOGITS, TENSORRT_LLM, Tensor, interface
+from triton_repo.tensors import BLS, DRAFT, INTERFACES, LLMAPI, LOGITS, TABLE, TENSORRT_LLM, Tensor, interface
 
 Configs = Mapping[str, pb.ModelConfig]
 TRUE = ("1", "true", "True", "TRUE")
@@ -162,7 +162,7 @@ def _unknown(model: str, kind: str, entries: Iterable[pb.ModelInput], tensors: t
             )
             continue
         dtype, dims = pb.DataType.Name(entry.data_type).removeprefix("TYPE_"), tuple(entry.dims)
-        if dims != tensor.dims or (tensor.dtype != LOGITS and dtype != tensor.dtype):
+        if dims != tensor.dims or tensor.dtype not in (LOGITS, TABLE, dtype):
             yield Fault(
                 f"{model} declares the {kind} '{entry.name}' as {dtype}{list(dims)}.",
                 f"Clients take it for {tensor.dtype}{list(tensor.dims)}.",

@@ -10,7 +10,7 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from pipelines.engines.limits import EngineLimits
+from pipelines.engines.limits import TRITON_TYPES, EngineLimits
 from pipelines.engines.registry import ServerBackend
 from triton_repo import parameters
 from triton_repo.config import TritonSettings
@@ -24,6 +24,7 @@ from triton_repo.tensors import (
     LOGITS,
     POSTPROCESSING,
     PREPROCESSING,
+    TABLE,
     TENSORRT_LLM,
     Tensor,
     interface,
@@ -63,7 +64,8 @@ def repository_configs(
     """Return the configuration of every model of the in-flight batcher layout, by model."""
     batch = settings.triton_max_batch_size or limits.max_batch_size
     ours = spec.engine.server is ServerBackend.PYTHON
-    configs = {name: _model(name, batch, limits.logits_type, ours=ours) for name in MODELS}
+    types = _types(limits, ours=ours)
+    configs = {name: _model(name, batch, types, ours=ours) for name in MODELS}
     for name in (PREPROCESSING, POSTPROCESSING, BLS):
         configs[name].backend = "python"
     configs[TENSORRT_LLM].backend = str(spec.engine.server)
@@ -83,7 +85,7 @@ def repository_configs(
     _parameters(configs[TENSORRT_LLM], parameters.tensorrt_llm(settings, limits, spec))
     _ensemble(configs[ENSEMBLE], (*STEPS, *CANCELLATION) if ours else STEPS)
     if spec.images is not None:
-        configs[ENCODERS] = _model(ENCODERS, batch, limits.logits_type)
+        configs[ENCODERS] = _model(ENCODERS, batch, types)
         configs[ENCODERS].backend = "python"
         if not ours:
             _queue(configs[ENCODERS], batch, settings)
@@ -95,7 +97,7 @@ def repository_configs(
 def draft_config(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> pb.ModelConfig:
     """Return the configuration of the draft model on GPUs: a second `tensorrt_llm`."""
     batch = min(settings.triton_max_batch_size or limits.max_batch_size, limits.max_batch_size)
-    config = _model(TENSORRT_LLM, batch, limits.logits_type)
+    config = _model(TENSORRT_LLM, batch, _types(limits))
     config.name, config.backend = DRAFT, "tensorrtllm"
     _queue(config, batch, settings)
     config.model_transaction_policy.decoupled = settings.decoupled_mode
@@ -110,7 +112,7 @@ def llmapi_config(settings: TritonSettings) -> pb.ModelConfig:
     max_batch_size is 0 (its model.py takes requests one by one). Both values are also in model.yaml, where that
     model.py reads them; here they are for servers started with --disable-auto-complete-config, which do not query it.
     """
-    config = _model(LLMAPI, 0, "FP32")
+    config = _model(LLMAPI, 0, {})
     config.name, config.backend = TENSORRT_LLM, "python"
     config.model_transaction_policy.decoupled = settings.decoupled_mode
     _instances(config, 1)
@@ -131,19 +133,28 @@ def parse(text: str) -> pb.ModelConfig:
     return text_format.Parse(text, pb.ModelConfig())
 
 
-def _model(name: str, batch: int, logits: str, *, ours: bool = False) -> pb.ModelConfig:
+def _types(limits: EngineLimits, *, ours: bool = False) -> dict[str, str]:
+    """Return the types that the engine decides; the CPU engine converts a prompt table.
+
+    Source: TensorRT-LLM `cpp/tensorrt_llm/batch_manager/promptTuningBuffers.cpp` (1.3.0rc3): another type than the
+    model's fails the request.
+    """
+    return {LOGITS: limits.logits_type, TABLE: "FP16" if ours else TRITON_TYPES.get(limits.dtype, "FP16")}
+
+
+def _model(name: str, batch: int, types: Mapping[str, str], *, ours: bool = False) -> pb.ModelConfig:
     config = pb.ModelConfig(name=name, max_batch_size=batch)
     tensors = interface(name, ours=ours)
     for tensor in tensors.inputs:
-        _fill(config.input.add(optional=tensor.optional, allow_ragged_batch=tensor.ragged), tensor, logits)
+        _fill(config.input.add(optional=tensor.optional, allow_ragged_batch=tensor.ragged), tensor, types)
     for tensor in tensors.outputs:
-        _fill(config.output.add(), tensor, logits)
+        _fill(config.output.add(), tensor, types)
     return config
 
 
-def _fill(target: pb.ModelInput | pb.ModelOutput, tensor: Tensor, logits: str) -> None:
+def _fill(target: pb.ModelInput | pb.ModelOutput, tensor: Tensor, types: Mapping[str, str]) -> None:
     target.name = tensor.name
-    target.data_type = pb.DataType.Value(f"TYPE_{logits if tensor.dtype == LOGITS else tensor.dtype}")
+    target.data_type = pb.DataType.Value(f"TYPE_{types.get(tensor.dtype, tensor.dtype)}")
     target.dims.extend(tensor.dims)
     if tensor.scalar:
         target.reshape.SetInParent()  # an empty shape: the value without a dimension

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LOGITS = "LOGITS"
-"""Stands for the engine's own type of logits."""
+LOGITS, TABLE = "LOGITS", "prompt_embedding_table"
+"""Stand for the engine's own types of logits and of a prompt table, which its backend does not convert."""
 TYPES = {
     "${logits_datatype}": LOGITS,
     "${encoder_input_features_data_type}": "FP16",
-    "${prompt_embedding_table_data_type}": "FP16",
 }
 """Placeholder of the templates -> the type."""
 
@@ -40,7 +39,7 @@ class Tensor:
 
     Attributes:
         name: as clients spell it.
-        dtype: Triton's type without "TYPE_", or LOGITS.
+        dtype: Triton's type without "TYPE_", LOGITS or TABLE.
         dims: shape without the batch dimension.
         optional: a request may leave it out.
         ragged: requests of one batch may differ in it; Triton then hands them over side by side, never padded.
@@ -68,7 +67,8 @@ def _tensors(rows: Iterable[Mapping[str, Any]]) -> tuple[Tensor, ...]:
     read = (
         Tensor(
             row["name"],
-            TYPES.get(row["dtype"], row["dtype"].removeprefix("TYPE_")),
+            # the templates of the ensemble and the vision model have FP16, which is right for such engines only
+            TABLE if row["name"].lower().endswith(TABLE) else TYPES.get(row["dtype"], row["dtype"][5:]),
             tuple(row["dims"]),
             optional=row["optional"],
             ragged=row.get("allow_ragged_batch", False),

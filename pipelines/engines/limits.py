@@ -20,7 +20,7 @@ SIZES = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "ma
 FEATURES = ("max_draft_len", "lookahead", "max_lora_rank", "lora_modules")
 LOOKAHEAD = 8
 """Number of SpeculativeDecodingMode.LOOKAHEAD_DECODING in config.json. Source: `modeling_utils.py`."""
-LOGITS_TYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16"}
+TRITON_TYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16"}
 REBUILD = "Rebuild the engine: make build"
 
 
@@ -100,8 +100,8 @@ class EngineLimits:
             if not isinstance(size, int) or isinstance(size, bool) or size < 1
         ]
         faults += _file_faults(flavour, world_size, engine_dir)
-        if logits_dtype not in LOGITS_TYPES:
-            types = ", ".join(LOGITS_TYPES)
+        if logits_dtype not in TRITON_TYPES:
+            types = ", ".join(TRITON_TYPES)
             faults.append(
                 Fault(f"{engine_dir / CONFIG} has logits_dtype='{logits_dtype}'.", f"Known: {types}.", REBUILD)
             )
@@ -138,7 +138,7 @@ class EngineLimits:
     @property
     def logits_type(self) -> str:
         """Triton's type for the logits, without "TYPE_"."""
-        return LOGITS_TYPES[self.logits_dtype]
+        return TRITON_TYPES[self.logits_dtype]
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object for repository.json, without features that the engine was not built with."""

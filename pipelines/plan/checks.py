@@ -48,7 +48,7 @@ from pipelines.stages.evaluate import EvaluateByTrtllmServe
 from pipelines.stages.unified import ExportEdge
 from triton_repo.config import TritonSettings
 from triton_repo.parameters import lone, unread
-from triton_repo.tensors import TENSORRT_LLM
+from triton_repo.tensors import ENCODERS, TENSORRT_LLM
 
 NO_MEMORY = "memory: unknown"
 """Begins the note of a plan that does not know how much memory is needed."""
@@ -446,15 +446,19 @@ def check_installed(goal: Goal, stages: Sequence[Stage], only: str | None) -> tu
 
 
 def check_code(d: Deployment, repository: Path | None) -> tuple[Fault, ...]:
-    """Check that NVIDIA's code was added to a repository of the LLM API, if a tritonserver is to be started on it."""
-    triton = d.engine.server is ServerBackend.LLM_API and d.settings.serving.server == "tritonserver"
+    """Check that NVIDIA's code was added to a repository that needs it, if a tritonserver is to be started on it."""
+    llm_api = d.engine.server is ServerBackend.LLM_API
+    sees = d.engine.server is ServerBackend.TENSORRTLLM and d.settings.multimodal.model_type != "none"
+    triton = (llm_api or sees) and d.settings.serving.server == "tritonserver"
     if d.target not in STARTED or d.is_elsewhere or not triton:
         return ()
-    if repository is not None and (repository / TENSORRT_LLM / "1" / "model.py").is_file():
+    if repository is not None and (repository / (ENCODERS if sees else TENSORRT_LLM) / "1" / "model.py").is_file():
         return ()
-    what = f"tritonserver needs NVIDIA's code for engine={d.engine.setting}, which a repository made here does not have"
-    way = "make the repository first, and copy it as the commands in its repository.json do"
-    return (Fault(f"{what}.", todo=f"Add serving.server=trtllm_serve. Or {way}: make repository"),)
+    of = f"the images of engine={d.engine.setting}" if sees else f"engine={d.engine.setting}"
+    what = f"tritonserver needs NVIDIA's code for {of}, which a repository made here does not have"
+    other = "" if sees else "Add serving.server=trtllm_serve. Or "
+    way = f"{other}make the repository first, and copy it as the commands in its repository.json do: make repository"
+    return (Fault(f"{what}.", todo=f"{way[0].upper()}{way[1:]}"),)
 
 
 def check_ports(goal: Goal, stages: Sequence[Stage]) -> tuple[Fault, ...]:

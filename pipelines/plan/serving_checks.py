@@ -79,6 +79,10 @@ def _pictures(d: Deployment) -> Iterator[Fault]:
             f"{setting}, and {d.settings.model.label} reads text alone.", todo=f"{SEES}, or set workload.images=0."
         )
         return
+    if d.engine.server is ServerBackend.TENSORRTLLM and not d.is_elsewhere:
+        what = f"{setting} with engine={d.engine.setting}: NVIDIA's preprocessing takes no files or pixels of pictures."
+        yield Fault(what, todo="Use engine=openvino, or set workload.images=0.")
+        return
     if work.images > images.images_per_request and not d.is_elsewhere:
         yield Fault(
             f"{setting} is more than multimodal.images_per_request={images.images_per_request}, for which"

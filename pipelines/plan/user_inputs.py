@@ -179,7 +179,7 @@ def calibrates(goal: Goal) -> bool:
 
 
 VISION = ("vision_tower", "projector")
-"""Parts of the names of tensors, or of folders, that belong to a vision encoder (LLaVA, VILA)."""
+"""Parts of the names of tensors, or of folders, that belong to a vision encoder."""
 
 
 def vision_bytes(folder: Path) -> int | None:

@@ -132,14 +132,6 @@ RULES = (
         source="pipelines/engines/openvino/lora.py: y = W x + B (A x), Hu et al., 2021",
     ),
     rule(
-        name="the-cpu-engine-sees-through-llava",
-        when=lambda d: d.images is not None and d.images.model_type != "llava",
-        failed="multimodal.model_type={d.images.model_type} is not supported by engine=openvino.",
-        allowed="It builds the encoder and the projector of llava.",
-        todo="Use multimodal=llava or none, or engine=tensorrt_llm.",
-        source="pipelines/engines/openvino/vision.py",
-    ),
-    rule(
         name="cpu-prompt-tables-exclude-adapters-and-drafts",
         when=_beside_table,
         failed="build.max_prompt_embedding_table_size={d.build.max_prompt_embedding_table_size} with {other} is not"

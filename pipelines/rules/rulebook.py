@@ -195,7 +195,7 @@ SERVING_RULES = (
     ),
     any_image_rule(
         name="images-are-for-llama-here",
-        when=lambda d: known(d.images).model_type == "llava" and "llava" not in known(d.shape).family.features,
+        when=lambda d: d.images is not None and "llava" not in known(d.shape).family.features,
         failed=f"multimodal=llava has a {either(titles('llava'))} behind its encoder;"
         " given is {d.shape.architecture}.",
         todo="Use LLaVA's own language model.",
@@ -218,12 +218,22 @@ SERVING_RULES = (
         todo="Use engine=openvino, or a LLaVA 1.5.",
         source="triton_backend/all_models/multimodal/multimodal_encoders/1/model.py@5482176",
     ),
+    image_rule(
+        name="a-request-has-one-image-on-gpus",
+        when=lambda d: known(d.images).images_per_request > 1,
+        failed="multimodal.images_per_request={d.images.images_per_request} is not supported by engine=tensorrt_llm:"
+        " NVIDIA's Triton model multimodal_encoders fails a request with more images than one.",
+        todo="Set multimodal.images_per_request=1, or use engine=openvino.",
+        source="triton_backend/all_models/multimodal/multimodal_encoders/1/model.py (1.3.0rc3):"
+        " postprocess_output_tensors",
+    ),
     image_warning(
         name="images-need-nvidias-models",
         when=lambda d: d.images is not None,
         failed="multimodal={d.images.model_type}: the code of multimodal_encoders, preprocessing and"
-        " tensorrt_llm_bls for images is NVIDIA's, and deprecated in TensorRT-LLM 1.x.",
-        todo="Copy it in NVIDIA's container, as repository.json describes.",
+        " tensorrt_llm_bls for images is NVIDIA's, and deprecated in TensorRT-LLM 1.x. It puts visual tokens before"
+        " every text, also one without an image.",
+        todo="Copy it in NVIDIA's container, as repository.json describes. To measure texts: multimodal=none.",
         source="triton_backend/all_models/multimodal (1.x release notes)",
     ),
 )

@@ -102,7 +102,7 @@ class MultimodalSettings(Group):
         images_per_request: maximum number of images.
     """
 
-    model_type: Literal["none", "llava", "vila"] = "none"
+    model_type: Literal["none", "llava"] = "none"
     path: Path | None = None
     visual_tokens: Positive | None = None
     images_per_request: Positive = 1

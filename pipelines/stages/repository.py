@@ -30,7 +30,7 @@ class WriteRepository:
     triton: TritonSettings
     spec: RepositorySpec
     name = "repository"
-    version = "7"
+    version = "8"
     measures = False
     writes = "repository"
     libraries: tuple[str, ...] = ()  # only text and links; the engine's versions are in its digest

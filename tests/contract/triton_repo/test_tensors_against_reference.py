@@ -25,7 +25,6 @@ PARAMETERS = json.loads(TABLE.read_text())
 PLACEHOLDERS = {
     "${logits_datatype}": "TYPE_FP16",
     "${encoder_input_features_data_type}": "TYPE_FP16",
-    "${prompt_embedding_table_data_type}": "TYPE_FP16",
 }
 ENCODER, IMAGES = "encoder-decoder models are not built here", "the group multimodal"
 DECIDED_ELSEWHERE = {
@@ -35,7 +34,7 @@ DECIDED_ELSEWHERE = {
     "logits_datatype": "the engine's logits_dtype",
     "enable_kv_cache_reuse": "kv_cache.enable_block_reuse",
     "enable_chunked_context": "runtime.enable_chunked_context",
-    "prompt_embedding_table_data_type": "the ensemble, which declares TYPE_FP16 and must agree with tensorrt_llm",
+    "prompt_embedding_table_data_type": "the engine's dtype",
     "tensorrt_llm_model_name": "the layout of the repository",
     "tensorrt_llm_draft_model_name": "the layout of the repository, where speculative.mode is draft_target",
     "encoder_input_features_data_type": ENCODER,
@@ -65,7 +64,7 @@ def test_the_bls_takes_and_gives_all_that_nvidias_multimodal_ensemble_does(tmp_p
 
 @pytest.fixture(params=["openvino", "tensorrt_llm"])
 def configs(request, tmp_path):
-    """All five models of an engine whose logits are FP16."""
+    """All five models of a bfloat16 engine whose logits are FP16."""
     engine = write_engine(tmp_path, request.param, logits_dtype="float16")
     return repository_configs(TritonSettings(), EngineLimits.load(engine), RepositorySpec(request.param, "m", "fp8"))
 
@@ -83,10 +82,22 @@ def as_reference(tensor: Any, *, is_input: bool) -> dict[str, Any]:
     return found
 
 
-def expected(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The reference with its types filled in; what it declares twice stands once."""
+def expected(tensors: list[dict[str, Any]], table: str = "TYPE_BF16") -> list[dict[str, Any]]:
+    """The reference with its types filled in; what it declares twice stands once.
+
+    A prompt table has the engine's type everywhere: TensorRT-LLM fails a request with another one, and Triton an
+    ensemble whose wires join two types. The template of the ensemble is for float16 alone.
+    """
     filled = [{**tensor, "dtype": PLACEHOLDERS.get(tensor["dtype"], tensor["dtype"])} for tensor in tensors]
+    for tensor in filled:
+        if tensor["name"].lower().endswith("prompt_embedding_table"):
+            tensor["dtype"] = table
     return [tensor for index, tensor in enumerate(filled) if tensor not in filled[:index]]
+
+
+def table_type(configs: Any) -> str:
+    """The CPU engine converts a table, so its clients send the type that NumPy has."""
+    return "TYPE_FP16" if configs["tensorrt_llm"].backend == "python" else "TYPE_BF16"
 
 
 def beside_the_reference(configs: Any, model: str, kind: str) -> list[dict[str, Any]]:
@@ -97,13 +108,15 @@ def beside_the_reference(configs: Any, model: str, kind: str) -> list[dict[str, 
 @pytest.mark.parametrize("model", MODELS)
 def test_inputs_are_those_of_the_reference_in_its_order(configs, model):
     found = [as_reference(tensor, is_input=True) for tensor in configs[model].input]
-    assert found == expected(IO[model]["inputs"]) + beside_the_reference(configs, model, "inputs")
+    assert found == expected(IO[model]["inputs"], table_type(configs)) + beside_the_reference(configs, model, "inputs")
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_outputs_are_those_of_the_reference_in_its_order(configs, model):
     found = [as_reference(tensor, is_input=False) for tensor in configs[model].output]
-    assert found == expected(IO[model]["outputs"]) + beside_the_reference(configs, model, "outputs")
+    assert found == expected(IO[model]["outputs"], table_type(configs)) + beside_the_reference(
+        configs, model, "outputs"
+    )
 
 
 def test_the_reference_declares_exactly_one_tensor_twice():

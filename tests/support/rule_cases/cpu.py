@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.domain.formats import QFormat
-from tests.support.rule_cases.words import ADAPTER, AWQ, FP8, LLAVA, Case, kv
+from tests.support.rule_cases.words import ADAPTER, AWQ, FP8, Case, kv
 
 CASES = {
     "cpu-rounds-activations-of-weight-only-formats": Case(
@@ -54,11 +54,6 @@ CASES = {
         {"engine": "openvino", "qformat": AWQ, "adapters": {7: ADAPTER}},
         "quant=int4_awq is not supported",
         {"qformat": QFormat.INT8_WO},
-    ),
-    "the-cpu-engine-sees-through-llava": Case(
-        {"engine": "openvino", "images": LLAVA.model_copy(update={"model_type": "vila"})},
-        "multimodal.model_type=vila is not supported by engine=openvino",
-        {"images": LLAVA},
     ),
     "cpu-prompt-tables-exclude-adapters-and-drafts": Case(
         {"engine": "openvino", "adapters": {7: ADAPTER}, "build": {"max_prompt_embedding_table_size": 64}},

@@ -53,6 +53,11 @@ CASES = {
     "tiles-are-arranged-on-the-cpu": Case(
         {"images": LLAVA, "tiled": True}, "multimodal=llava of a LLaVA 1.6 is not supported", {"tiled": False}
     ),
+    "a-request-has-one-image-on-gpus": Case(
+        {"images": LLAVA.model_copy(update={"images_per_request": 2})},
+        "images_per_request=2 is not supported by engine=tensorrt_llm",
+        {"images": LLAVA},
+    ),
     "images-need-nvidias-models": Case(
         {"images": LLAVA}, "multimodal=llava: the code of .*deprecated", {"images": None}
     ),

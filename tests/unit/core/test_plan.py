@@ -124,6 +124,18 @@ def test_a_tritonserver_of_the_llm_api_lacks_nvidias_code(tmp_path, model):
     assert not check_code(deployment, tmp_path / "repository")
 
 
+def test_a_tritonserver_of_images_lacks_nvidias_code_before_anything_is_built(tmp_path):
+    words = ["model=tiny_llava", "engine=tensorrt_llm", "eval=mini_mmlu"]
+    deployment = plan(tmp_path, words, "serve", with_gpu()).deployment
+    (fault,) = check_code(deployment, None)
+    assert "tritonserver needs NVIDIA's code for the images of engine=tensorrt_llm" in fault.message
+    code = tmp_path / "repository" / "multimodal_encoders" / "1" / "model.py"
+    code.parent.mkdir(parents=True)
+    assert check_code(deployment, tmp_path / "repository")
+    code.touch()
+    assert not check_code(deployment, tmp_path / "repository")
+
+
 def test_what_runs_on_another_machine_lacks_nothing_here(tmp_path, model, bare):
     made = plan(tmp_path, [f"model.path={model}", "engine=tensorrt_llm", "quant=fp8", "hardware=h100_sxm"], "all")
     assert made.not_here

@@ -210,7 +210,6 @@ def test_the_language_model_is_taken_out_first(tmp_path: Path) -> None:
         ({"image_token_index": None}, (), "image_token_index=None. It must be the number of a token"),
         ({"quantization_config": {"quant_method": "awq"}}, (), "is of a quantized LlavaFor"),
         ({}, ("multimodal.visual_tokens=16", "build.max_prompt_embedding_table_size=15"), "=15 is less than"),
-        ({}, ("multimodal.visual_tokens=16", "multimodal.model_type=vila"), "vila is not supported by engine=openvino"),
         (
             {},
             ("multimodal.visual_tokens=16", "speculative=draft_target", "model@speculative.draft=tiny_llama_draft"),

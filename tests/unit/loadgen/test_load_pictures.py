@@ -102,6 +102,10 @@ def test_completions_take_text_alone():
         (["model=tiny_llama"], r"workload.images=1, and tiny_llama reads text alone. Use model=tiny_llava"),
         (["model=tiny_llava", "workload.images=2"], r"workload.images=2 is more than multimodal.images_per_request=1"),
         (["model=tiny_llava", "workload.isl=36"], r"workload.isl=36 is to contain the 36 tokens of workload.images=1"),
+        (
+            ["model=tiny_llava", "engine=tensorrt_llm"],
+            r"images=1 with engine=tensorrt_llm: NVIDIA's preprocessing takes no",
+        ),
     ],
 )
 def test_pictures_that_fit_nothing_are_refused_in_the_plan(tmp_path, words, said):

@@ -94,10 +94,11 @@ def test_every_text_reads_back_and_holds_no_placeholder(given_settings, spec, lo
     ("flavour", "backend", "batch"), [("openvino", "python", 8), ("tensorrt_llm", "tensorrtllm", 8)]
 )
 def test_the_flavours_differ_in_the_backend(flavour, backend, batch):
-    configs = repository_configs(TritonSettings(), LIMITS, RepositorySpec(flavour, "m", "none"))
+    limits = replace(LIMITS, dtype="float16")  # the CPU engine's type of prompt tables
+    configs = repository_configs(TritonSettings(), limits, RepositorySpec(flavour, "m", "none"))
     assert configs["tensorrt_llm"].backend == backend
     assert {config.max_batch_size for config in configs.values()} == {batch}
-    cpu = repository_configs(TritonSettings(), LIMITS, RepositorySpec("openvino", "m", "none"))
+    cpu = repository_configs(TritonSettings(), limits, RepositorySpec("openvino", "m", "none"))
     for name in ("preprocessing", "postprocessing", "tensorrt_llm_bls"):
         for kind, ours, shared in (
             ("inputs", cpu[name].input, configs[name].input),
