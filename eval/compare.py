@@ -128,7 +128,10 @@ def loss_table(rows: Sequence[Row]) -> str:
     if not rows:
         return "No compressed result to compare."
     losses = table([_LOSS_HEADER, *_by_task(rows, _loss_cells)], left=2, text_columns=(5,))
-    paired = table([_PAIRED_HEADER, *_by_task(rows, _paired_cells)])
+    models = len({row["model"] for row in rows}) > 1
+    head = ("model", *_PAIRED_HEADER)[not models :]
+    cells = _by_task(rows, lambda row: (row["model"], *_paired_cells(row))[not models :])
+    paired = table([head, *cells], left=1 + models)
     if len({row["task"] for row in rows}) > 1:
         rows = [{**row, "format": f"{row['format']} on {row['task']}"} for row in rows]
     return "\n".join([*losses, "", *paired, "", *_footnotes(rows)])
@@ -212,8 +215,10 @@ def sequential_text(rows: Sequence[Mapping[str, Any]]) -> str:
     went = [(row, row["sequential"]) for row in rows if row["sequential"] is not None]
     if not went:
         return ""
+    several = len({row["model"] for row, _ in went}) > 1
     each = [
-        f"{row['format']} {row['questions']:,} of {how['of']:,}, looked at after "
+        (f"{row['model']} " if several else "")
+        + f"{row['format']} {row['questions']:,} of {how['of']:,}, looked at after "
         + ", ".join(f"{interim['questions']:,}" for interim in how["looks"])
         for row, how in went
     ]

@@ -314,7 +314,7 @@ def _rows(outcomes: Sequence[PolicyOutcome], unit: str) -> list[str]:
         for o in outcomes
     ]  # fmt: skip
     legend = f"req, tok: requests and output tokens per {per}; times in {time_unit}, mean and p95; slots in use, mean; "
-    legend += "limit: what requests waited for, most of the time."
+    legend += "queue: at the end; limit: what requests waited for, most of the time."
     return [*table([head, *body], left=2), *wrapped_lines(legend)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from pipelines.predict.sizing.answer import Answer, CostOf, answer, check, ladde
 from pipelines.predict.sizing.autoscale import BUSINESS, counted_rates, curve, day_rates, replay
 from pipelines.predict.sizing.document import document
 from pipelines.predict.sizing.measured import without_model
-from pipelines.predict.sizing.question import Question, ask
+from pipelines.predict.sizing.question import Demand, Question, ask
 from pipelines.predict.sizing.result import Day, Result, to_csv, to_json
 from pipelines.predict.sizing.sensitivity import changes
 from pipelines.predict.sizing.which_gpu import several_gpus
@@ -99,6 +99,7 @@ def _unread(settings: Settings) -> Iterator[Fault]:
     unpriced = sizing.prices.gpu_hour_usd is None and sizing.prices.server_usd is None
     owned = ("licence_usd", "hosting_usd", "kwh_usd", "utilisation")
     simulated = ("formats", "kv_formats", "requests", "fit")
+    shaped = scaling.wanted and sizing.average_rate is not None and not _traced(settings)
     of_one = f"sizing.{known} is of one deployment that is not simulated"
     rows: tuple[tuple[str, Group, Iterable[str], bool, str], ...] = (
         ("autoscaling.", scaling, type(scaling).model_fields, not scaling.wanted, "no day is replayed"),
@@ -106,6 +107,7 @@ def _unread(settings: Settings) -> Iterator[Fault]:
         ("slo.", sizing.slo, ["percentile"], known == "rate", "sizing.rate is checked against no limit"),
         ("", sizing, ["peak_window_s"], stated, "it is for the rate of workload.trace=FILE"),
         ("", sizing, ["busy_hours"], peak_alone, "it is for the average, and only the peak is given"),
+        ("", sizing, ["busy_hours"], shaped, "the day's shape says how many hours are busy"),
         ("prices.", sizing.prices, owned, unpriced, "the GPUs themselves have no price"),
     )
     for place, group, keys, moot, why in rows:
@@ -137,6 +139,7 @@ def solve(settings: Settings, question: Question, cost_of: CostOf) -> Result:
     """Compute everything that is printed and written."""
     if settings.sizing.autoscaling.wanted:
         _judge_day(settings)
+        question = _with_day(settings, question)
     fleet_answer = answer(question, cost_of)
     return Result(
         answer=fleet_answer,
@@ -156,23 +159,39 @@ def _judge_day(settings: Settings) -> None:
         )
 
 
+def _with_day(settings: Settings, question: Question) -> Question:
+    """Return the question with the requests of the day's shape, whose busiest hour alone has the average rate."""
+    demand = question.demand
+    if settings.sizing.average_rate is None or demand.average is None or _traced(settings):
+        return question
+    hours = float(_day_rates(settings, demand)[0].mean()) * 24 / demand.average
+    return replace(question, demand=replace(demand, busy_hours=hours))
+
+
+def _traced(settings: Settings) -> bool:
+    return settings.sizing.autoscaling.day == "auto" and settings.workload.trace is not None
+
+
+def _day_rates(settings: Settings, demand: Demand) -> tuple[Any, str]:
+    """Return float[steps], the requests per second of a day, and where they are from."""
+    sizing, workload = settings.sizing, settings.workload
+    scaling = sizing.autoscaling
+    if _traced(settings):
+        times = np.array(known_times(workload, "Give the day: sizing.autoscaling.day=business.")) / SECOND
+        return counted_rates(times, scaling.step_s), f"trace {workload.trace}"
+    shape = scaling.day if isinstance(scaling.day, tuple) else BUSINESS
+    # a percentile refers to the seconds of the busiest hour; a factor, a trace's or a given peak is that hour
+    has_peak = sizing.peak_rate is not None or sizing.peak_factor is not None or sizing.average is None
+    busiest = (None if has_peak else demand.average) or demand.peak
+    how = "built-in shape of a business day (assumed, not measured)" if shape is BUSINESS else "24 hours as given"
+    return day_rates(shape, busiest, scaling.step_s), how
+
+
 def _day(settings: Settings, question: Question, fleet_answer: Answer) -> Day:
     """Replay a day on the fixed fleet and on one that scales up to it."""
-    sizing, best, demand = settings.sizing, fleet_answer.chosen, question.demand
-    scaling, workload = sizing.autoscaling, settings.workload
-    of_one = curve(question, best)
-    traced = scaling.day == "auto" and workload.trace is not None
-    if traced:
-        times = np.array(known_times(workload, "Give the day: sizing.autoscaling.day=business.")) / SECOND
-        rates, how = counted_rates(times, scaling.step_s), f"trace {workload.trace}"
-    else:
-        shape = scaling.day if isinstance(scaling.day, tuple) else BUSINESS
-        # a percentile refers to the seconds of the busiest hour; a factor, a trace's or a given peak is that hour
-        has_peak = sizing.peak_rate is not None or sizing.peak_factor is not None or sizing.average is None
-        busiest = (None if has_peak else demand.average) or demand.peak
-        rates = day_rates(shape, busiest, scaling.step_s)
-        how = "built-in shape of a business day (assumed, not measured)" if shape is BUSINESS else "24 hours as given"
-    most, seed = best.fleet.instances, None if traced else workload.seed
+    best, scaling = fleet_answer.chosen, settings.sizing.autoscaling
+    of_one, (rates, how) = curve(question, best), _day_rates(settings, question.demand)
+    most, seed = best.fleet.instances, None if _traced(settings) else settings.workload.seed
     if scaling.least > most:
         raise UserError(
             f"sizing.autoscaling.least={scaling.least} is more than the {count(most, 'instance')} of the fixed fleet, "

@@ -182,9 +182,10 @@ def _tokens(question: Question) -> str:
     daily = question.demand.requests_per_day
     if daily is None:
         return "per day: unknown without an average rate"
-    hours = f" in {question.demand.busy_hours:g} h" if question.demand.busy_hours != 24 else ""
+    hours = question.demand.busy_hours
+    like = f" (the average for {hours:.4g} h)" if hours != 24 else ""
     return (
-        f"{daily:,.0f} requests a day{hours}: {daily * question.mean_isl:,.4g} tokens in, "
+        f"{daily:,.0f} requests a day{like}: {daily * question.mean_isl:,.4g} tokens in, "
         f"{daily * question.mean_osl:,.4g} out"
     )
 

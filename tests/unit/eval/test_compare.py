@@ -101,6 +101,8 @@ def test_several_models_in_one_table(result) -> None:
     lines = [line.split() for line in text.splitlines()]
     assert ["tiny_llama", "fp8", "100.00", "100.00", "0.00", "UNDECIDED"] in lines
     assert ["tiny_gemma", "fp8", "100.00", "0.00", "100.00", "NO-GO"] in lines
+    paired = lines[next(at for at, line in enumerate(lines) if line[:3] == ["model", "format", "asked"]) + 1 :]
+    assert [line[:4] for line in paired[:2]] == [["tiny_llama", "fp8", "6", "0"], ["tiny_gemma", "fp8", "6", "6"]]
 
 
 def test_results_of_several_tasks_stand_below_their_task(result) -> None:

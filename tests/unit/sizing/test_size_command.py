@@ -99,8 +99,13 @@ def test_a_day_is_replayed_and_drawn(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "built-in shape of a business day (assumed, not measured)" in said
     assert "GPU-hours" in said
-    day = json.loads((answer_folder(tmp_path) / "answer.json").read_text())["day"]
+    record = json.loads((answer_folder(tmp_path) / "answer.json").read_text())
+    day = record["day"]
     assert day["autoscaled"]["gpu_hours"] < day["fixed"]["gpu_hours"]
+    # tokens and prices are those of this day, and not of 53/s around the clock
+    assert record["question"]["demand"]["requests_per_day"] == pytest.approx(day["fixed"]["requests"], rel=0.01)
+    assert size(tmp_path, *ASKED, *words, "sizing.busy_hours=8") == 2
+    assert "sizing.busy_hours=8 has no effect" in capsys.readouterr().err
     assert (answer_folder(tmp_path) / "day.png").is_file()
     assert size(tmp_path, *ASKED, *words, "sizing.autoscaling.least=500") == 2
     said = " ".join(capsys.readouterr().err.split())

@@ -107,7 +107,8 @@ function counters(run, now = run.end) {
     ({queue, tokens, refused} = step);
   }
   if (now >= run.end) tokens = run.tokens;
-  const per = value => now > 0 ? 1000 * value / now : 0;
+  const begin = run.requests.length ? run.requests[0].arrival : 0;
+  const per = value => now > begin ? 1000 * value / (now - begin) : 0;
   const slots = run.iterations.length ? run.iterations[0].cells.length : 1;
   return {
     now, done: done.length, queue, refused,
