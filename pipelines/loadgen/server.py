@@ -99,16 +99,19 @@ class Server:
     def _check_model(self, name: str) -> None:
         if self._client.is_model_ready(name, client_timeout=_TIMEOUT_S):
             return
-        index = {m.name: m for m in self._client.get_model_repository_index(client_timeout=_TIMEOUT_S).models}
+        try:
+            index = {m.name: m for m in self._client.get_model_repository_index(client_timeout=_TIMEOUT_S).models}
+        except InferenceServerException:  # closed, as on a server that is open to other machines
+            index = {}
         if name in index:
             state = index[name].state or "not loaded"
             why = f" ({index[name].reason})" if index[name].reason else ""
             raise UserError(f"Model '{name}' on {self.url} is not ready: {state}{why}.", todo="See the server's log.")
-        models = ", ".join(sorted(index)) or "none"
+        models = sorted(index or self.counters())
         raise UserError(
             f"benchmark.model_name='{name}' is not a model on the server at {self.url}.",
-            allowed=f"It has {models}.",
-            todo=did_you_mean(name, index),
+            allowed=f"It has {', '.join(models) or 'none'}.",
+            todo=did_you_mean(name, models),
         )
 
     def _any_step_decoupled(self, config: Any) -> bool:

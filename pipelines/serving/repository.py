@@ -36,6 +36,7 @@ class ModelRepository:
         tokens_per_block: of the KV cache, where the engine says how many blocks it has reused; otherwise None.
         few_log_probs: whether its engine returns the log probabilities of a few tokens instead of all logits.
         perf_metrics: whether its engine can say how long a request waited.
+        most_at_once: requests that its engine runs or lets wait; None if any number may wait.
         max_images: pictures of one request; 0 where its own code takes none.
         draws_anew: whether its engine samples differently each time without a seed; TensorRT-LLM always the same.
         world_size: number of GPUs (ranks) it needs.
@@ -61,6 +62,7 @@ class ModelRepository:
     draws_anew: bool = False
     few_log_probs: bool = False
     perf_metrics: bool = False
+    most_at_once: int | None = None
     max_images: int = 0
 
     @property
@@ -98,6 +100,7 @@ def read_repository(folder: Path) -> ModelRepository:
     images = MOST_IMAGES.search(preprocessing.read_text()) if preprocessing.is_file() else None
     on_cpu = described.get("flavour") == CPU_ENGINE
     settings, limits = described.get("settings") or {}, described.get("limits") or {}
+    waiting, running = settings.get("max_queue_size"), limits.get("max_batch_size")
     return ModelRepository(
         path=path,
         models=models,
@@ -115,6 +118,7 @@ def read_repository(folder: Path) -> ModelRepository:
         max_images=int(images[1]) if images is not None and on_cpu else 0,
         few_log_probs='"return_top_log_probs"' in engine_config,
         perf_metrics='"return_perf_metrics"' in engine_config,
+        most_at_once=waiting + running if waiting and running else None,
         launched_by_hand=bool(settings.get("participant_ids")) or int(settings.get("num_nodes") or 1) > 1,
     )
 

@@ -156,7 +156,12 @@ class Scheduler:
             raise UserError(STOPPED)
         if self._failure:
             raise UserError(f"The engine has failed: {self._failure}", todo="Load the model again.")
-        limit = self._options.max_queue_size
+        limit, batch = self._options.max_queue_size, self.folder.limits.max_batch_size
+        if limit and new > limit + batch:  # waiting would not help
+            raise UserError(
+                f"The request asks for {new} answers; this engine runs up to {batch} at a time and lets {limit} wait.",
+                todo="Send several requests, or raise max_queue_size.",
+            )
         if limit and len(self._waiting) + self._logits_loop.waiting + new > limit + self._free_slots():
             raise QueueFullError(limit)
 

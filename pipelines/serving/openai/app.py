@@ -215,7 +215,8 @@ async def _scored(
 ) -> Response:
     top, as_ids = scoring.request.scores or 0, bool(scoring.request.return_tokens_as_token_ids)
     new = scoring.request.max_tokens != 0
-    scores = await _unless_client_leaves(request, _in_time(deadline, scorer.score(scoring.prompts, max(1, top))))
+    scored = scorer.score(scoring.prompts, max(1, top), scoring.request.lora_task_id)
+    scores = await _unless_client_leaves(request, _in_time(deadline, scored))
     choices = [
         choice(at, scoring.texts[at], each, served.tokenizer, with_best=top > 0, as_ids=as_ids, new=new)
         for at, each in enumerate(scores)

@@ -174,6 +174,7 @@ class Completion:
                 async with aclosing(self._all(source, sampling)) as deltas:  # type: ignore[type-var]
                     async for delta in deltas:
                         yield delta
+                self._check_least(sampling)
                 return
             calls = ToolFilter(self.tools, one=self.one_call, forced=self.forced, functions=sampling.callable_functions)
             async with aclosing(self._all(source, sampling)) as deltas:  # type: ignore[type-var]
@@ -186,6 +187,7 @@ class Completion:
                 yield TextDelta(rest, output_tokens=self.output_tokens)
             if self.calls and (calls.done or self.finish_reason == "stop"):
                 self.finish_reason = "tool_calls"
+            self._check_least(sampling)
         finally:
             if self.clock is not None:
                 prompt_tokens = 0 if self.number else len(self.prompt.tokens)
@@ -229,6 +231,18 @@ class Completion:
                 yield TextDelta(broken, output_tokens=self.output_tokens)
             if self.calls and self.finish_reason == "stop":
                 self.finish_reason = "tool_calls"
+
+    def _check_least(self, sampling: Sampling) -> None:
+        """Refuse an answer that its guide or its first call has ended before `min_tokens`.
+
+        Raises:
+            ApiError: 400.
+        """
+        least, ended = sampling.min_tokens or 0, sampling.guide is not None or self.calls
+        if ended and self.finish_reason != "length" and self.output_tokens < least:
+            what = "its first call" if sampling.guide is None else "its guide"
+            message = f"'min_tokens' = {least} cannot be kept: {what} ended the answer after {self.output_tokens}."
+            raise ApiError(400, message, param="min_tokens")
 
     async def collect(self, source: TokenSource, sampling: Sampling) -> Completion:
         """Run to the end and store text and scores."""

@@ -261,7 +261,7 @@ def _completion(request: CompletionRequest, model: ServedModel, limits: Limits) 
     request.refuse_unsupported()
     _check_guide(request, model)
     inputs = request.separate()
-    _check_count(len(inputs), request, limits)
+    _check_count(len(inputs), request, model, limits)
     prompts = tuple(_prompt(each, request, model, "prompt") for each in inputs)
     if request.scores_prompts:
         return Scoring(request, tuple(each.tokens for each in prompts), tuple(each.text for each in prompts))
@@ -332,7 +332,7 @@ def _chat(request: ChatRequest, model: ServedModel, limits: Limits) -> Prepared:
     model.check_name(request.model)
     request.refuse_unsupported()
     _check_guide(request, model)
-    _check_count(1, request, limits)
+    _check_count(1, request, model, limits)
     tools = model.template.tools if request.calls_tools else None
     if tools is ToolForm.HARMONY and model.channels is not Channels.HARMONY:
         tools = ToolForm.JSON
@@ -412,13 +412,15 @@ def _generate(name: str, content: dict[str, Any], model: ServedModel) -> Fields:
     return Fields(to_tensors(model.fields[name], content), own)
 
 
-def _check_count(prompts: int, sampling: Sampling, limits: Limits) -> None:
-    answers = prompts * sampling.choices
-    if answers > limits.prompts:
+def _check_count(prompts: int, sampling: Sampling, model: ServedModel, limits: Limits) -> None:
+    answers, most, room = prompts * sampling.choices, limits.prompts, model.repository.most_at_once
+    if room is not None and not (isinstance(sampling, CompletionRequest) and sampling.scores_prompts):
+        most = min(most, room)  # scored prompts come one after the other
+    if answers > most:
         param = "prompt" if prompts > 1 else "n"
         message = (
             f"{prompts} prompts with n={sampling.choices} are {answers} answers; one request may ask for up to "
-            f"{limits.prompts}. Send several requests."
+            f"{most}. Send several requests."
         )
         raise ApiError(400, message, param=param, code="too_many_prompts")
 

@@ -233,7 +233,6 @@ class CompletionRequest(Sampling):
             ("frequency_penalty", self.frequency_penalty, not self.frequency_penalty),
             ("repetition_penalty", self.repetition_penalty, self.repetition_penalty in (None, 1)),
             ("logit_bias", self.logit_bias, not self.logit_bias),
-            ("lora_task_id", self.lora_task_id, self.lora_task_id is None),
             *((name, guide[1], False) for name, guide in self.guides.items()),
         ):
             if not fits:
@@ -287,14 +286,17 @@ class Message(BaseModel):
             return self.content or ""
         parts = list[dict[str, str]]()
         for part in self.content:
-            if part.get("type") in TEXTS and isinstance(part.get("text"), str):
-                refuse_more("A part of a message", part, "messages", type=TEXTS, text=(part["text"],))
-                parts.append({"type": "text", "text": part["text"]})
-            elif sees and part.get("type") in PICTURES and self.role == "user":
+            kind = part.get("type")
+            name = kind if kind == "refusal" and self.role == "assistant" else "text"
+            if kind in (*TEXTS, name) and isinstance(part.get(name), str):
+                refuse_more("A part of a message", part, "messages", type=(kind,), **{name: (part[name],)})
+                parts.append({"type": "text", "text": part[name]})
+            elif sees and kind in PICTURES and self.role == "user":
                 parts.append({"type": "image", "url": _url(part)})
+            elif kind in PICTURES and not sees:
+                raise unsupported("messages", part, NO_PICTURES)
             else:
-                instead = "Text is, and image_url in messages of a user." if sees else NO_PICTURES
-                raise unsupported("messages", part, instead)
+                raise unsupported("messages", part, f"Text is{', and image_url in messages of a user' * sees}.")
         return parts if any("url" in part for part in parts) else "".join(part["text"] for part in parts)
 
 

@@ -66,21 +66,24 @@ class PromptScorer:
         self._source, self._few = source, few
         self._turn = asyncio.Lock()
 
-    async def score(self, prompts: Sequence[tuple[int, ...]], top: int = 1) -> list[Scores]:
-        """Score each prompt, with the `top` likeliest tokens at each place.
+    async def score(self, prompts: Sequence[tuple[int, ...]], top: int = 1, adapter: int | None = None) -> list[Scores]:
+        """Score each prompt, with the `top` likeliest tokens at each place, by the model or one of its adapters.
 
         Raises:
             ApiError: the engine returns no logits of prompts, or the server returned an error.
         """
-        return [await self._one(prompt, top) for prompt in prompts]
+        return [await self._one(prompt, top, adapter) for prompt in prompts]
 
-    async def _one(self, prompt: tuple[int, ...], top: int) -> Scores:
+    async def _one(self, prompt: tuple[int, ...], top: int, adapter: int | None) -> Scores:
+        inputs = prompt_inputs(prompt, 1)
+        if adapter is not None:
+            inputs.append(InputTensor("lora_task_id", "UINT64", (adapter,)))
         async with self._turn:
             if self._few:
                 output = InputTensor("return_context_log_probs", "INT32", (top,))
-                return _sent(prompt, *await self._source.context_log_probs([*prompt_inputs(prompt, 1), output]))
+                return _sent(prompt, *await self._source.context_log_probs([*inputs, output]))
             output = InputTensor("return_context_logits", "BOOL", (True,))
-            logits = await self._source.context_logits([*prompt_inputs(prompt, 1), output])
+            logits = await self._source.context_logits([*inputs, output])
             if logits is None or logits.ndim != 2 or len(logits) != len(prompt):
                 raise ApiError(
                     400,

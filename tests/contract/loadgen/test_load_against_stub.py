@@ -258,6 +258,7 @@ def test_a_server_that_dies_leaves_what_was_measured(tmp_path: Path) -> None:
         (["--without-input", "max_tokens"], {}, "has no input 'max_tokens'"),
         (["--without-input", "stream"], {}, "has no input 'stream'"),
         ([], {"model": "ensembel"}, "'ensembel' is not a model .* It has broken, ensemble. Did you mean 'ensemble'"),
+        (["--restricted"], {"model": "ensembel"}, "'ensembel' is not a model .* It has ensemble. Did you mean"),
         ([], {"model": "broken"}, r"'broken' on .* is not ready: UNAVAILABLE \(no engine\)"),
         (["--refuse", "prompt too long"], {}, r"All \d+ requests at concurrency 1 failed \(invalid\): prompt too long"),
     ],

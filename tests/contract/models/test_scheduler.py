@@ -103,6 +103,17 @@ def test_closing_tells_every_client(engine: Path) -> None:
     assert {channel.error for channel in channels} == {"The engine is stopping; no new requests are accepted."}
 
 
+def test_a_request_that_no_empty_queue_could_take_is_not_told_to_wait(engine: Path) -> None:
+    """Four slots and two places: six answers fit, seven never will."""
+    made = Scheduler(EngineFolder.load(engine), ServingOptions(engine, max_queue_size=2), PartialCharacters.none())
+    with pytest.raises(UserError, match="asks for 7 answers; this engine runs up to 4 at a time and lets 2 wait"):
+        made.submit([asked(2)] * 7, Channel())
+    made.submit([asked(2)] * 6, Channel())
+    with pytest.raises(UserError, match="Exceeds maximum queue size"):
+        made.submit([asked(2)] * 6, Channel())
+    made.close()
+
+
 def test_a_vanished_client_frees_its_slot_for_one_that_waits(scheduler: Scheduler) -> None:
     """Four slots are taken; the fifth request starts when one of their clients is gone."""
     running = [Channel() for _ in range(4)]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 
-from pipelines.serving.openai.scoring import Scores, choice
+from pipelines.serving.openai.inputs import InputTensor
+from pipelines.serving.openai.scoring import PromptScorer, Scores, choice
 from pipelines.serving.openai.tokenizer import ServedTokenizer
 
 WORDS = ["<unk>", "<s>", "</s>", "▁The", "▁river", "s", "<0xC3>", "<0xA9>", "▁", "."]
@@ -57,3 +62,17 @@ def test_special_tokens_that_the_text_leaves_out_have_no_length(tokenizer: Serve
     scores = Scores((*tokens, 2), (None, *[-1.0] * 4), (None,) * 5)
     found = choice(0, tokenizer.text(tokens, skip_special=True), scores, tokenizer, with_best=False)
     assert (found["text"], found["logprobs"]["text_offset"]) == ("The river", [0, 0, 3, 3, 9])
+
+
+def test_the_adapter_that_is_asked_for_scores_the_prompt() -> None:
+    sent = []
+
+    class Source:
+        async def context_log_probs(self, inputs: Sequence[InputTensor]) -> Any:
+            sent.append({entry.name: entry.values for entry in inputs})
+            return np.zeros(1), np.zeros((2, 1), int), np.zeros((2, 1))
+
+    scorer = PromptScorer(Source(), few=True)  # type: ignore[arg-type]
+    for adapter in (3, None):
+        asyncio.run(scorer.score([(5, 6)], 1, adapter))
+    assert [inputs.get("lora_task_id") for inputs in sent] == [(3,), None]

@@ -21,7 +21,7 @@ from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.responses import ResponseRequest
 from pipelines.serving.openai.tokenizer import ServedTokenizer
 from pipelines.serving.openai.tools import ToolFilter, ToolForm
-from pipelines.serving.repository import ModelRepository
+from pipelines.serving.repository import ModelRepository, read_repository
 from pipelines.settings.model import BUNDLED
 
 TOKENIZER = (BUNDLED / "models" / "tiny_gemma" / "tokenizer.json").read_text()
@@ -291,3 +291,24 @@ def test_a_server_guided_by_xgrammar_refuses_what_its_answers_would_not_keep_to(
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], **more}).encode()
     with pytest.raises(ApiError, match=message):
         read_request("chat", body, model, Limits())
+
+
+def test_more_answers_than_the_engine_runs_and_lets_wait_are_refused_for_good(tmp_path: Path) -> None:
+    """Unless their prompts are scored, one after the other."""
+    (tmp_path / "tensorrt_llm").mkdir()
+    (tmp_path / "tensorrt_llm" / "config.pbtxt").touch()
+    described = {"label": "m", "limits": {"max_batch_size": 4}, "settings": {"max_queue_size": 2}}
+    (tmp_path / "repository.json").write_text(json.dumps(described))
+    tokenizer = ServedTokenizer(BUNDLED / "models" / "tiny_gemma", adds_special=True)
+    model = ServedModel(
+        tokenizer, read_repository(tmp_path), ChatTemplate({}, {}), created=0, metrics_url="", fields={}
+    )
+
+    def read(**more: Any) -> Any:
+        return read_request("completions", json.dumps({"model": "m", "prompt": "a", **more}).encode(), model, Limits())
+
+    assert len(read(prompt=["a"] * 6).prompts) == 6
+    assert len(read(prompt=["a"] * 7, echo=True, logprobs=0, max_tokens=0).prompts) == 7
+    with pytest.raises(ApiError, match="7 answers; one request may ask for up to 6") as refused:
+        read(n=7)
+    assert (refused.value.status, refused.value.param) == (400, "n")

@@ -242,6 +242,16 @@ def test_parts_of_a_message_are_joined_and_other_media_refused() -> None:
         message.plain()
 
 
+def test_what_an_assistant_refused_is_its_text_and_only_pictures_are_refused_as_such() -> None:
+    parts = [{"type": "refusal", "refusal": "I can't"}]
+    (message,) = ChatRequest(model="m", messages=[{"role": "assistant", "content": parts}]).messages
+    assert message.plain() == {"role": "assistant", "content": "I can't"}
+    for part in (parts[0], {"type": "input_audio", "input_audio": {}}):
+        (message,) = ChatRequest(model="m", messages=[{"role": "user", "content": [part]}]).messages
+        with pytest.raises(ApiError, match=rf"'{part['type']}'.* is not supported here\. Text is\.$"):
+            message.plain()
+
+
 A, B = GEMMA.ids("a b", special=False)
 
 
@@ -278,6 +288,13 @@ def test_a_text_ends_for_one_of_two_reasons() -> None:
     assert finish(3, 5).finish_reason == "length"
     assert (finish(2, None, stop=" b").finish_reason, finish(2, None, stop=" b").text) == ("stop", "a")
     assert (finish(9, None, A, END, B).finish_reason, finish(9, None, A, END, B).text) == ("stop", "a")
+
+
+def test_an_answer_that_its_guide_ends_before_its_least_length_is_refused() -> None:
+    assert finish(9, None, min_tokens=2, guided_regex="a b").text == "a b"
+    with pytest.raises(ApiError, match="'min_tokens' = 3 cannot be kept: its guide ended the answer after 2") as short:
+        finish(9, None, min_tokens=3, guided_regex="a b")
+    assert (short.value.status, short.value.param) == (400, "min_tokens")
 
 
 @given(st.text(min_size=1, max_size=60))
@@ -341,7 +358,15 @@ def test_an_error_of_a_chat_has_the_names_of_responses():
     }  # fmt: skip
 
 
-NEUTRAL = {"n": 1, "stream": False, "stop": [], "min_tokens": 0, "presence_penalty": 0, "repetition_penalty": 1}
+NEUTRAL = {
+    "n": 1,
+    "lora_task_id": 1,
+    "stream": False,
+    "stop": [],
+    "min_tokens": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+}
 
 
 @pytest.mark.parametrize(
@@ -349,7 +374,7 @@ NEUTRAL = {"n": 1, "stream": False, "stop": [], "min_tokens": 0, "presence_penal
     [
         ("max_tokens", 2), ("temperature", 0.5), ("n", 2), ("stream", True), ("stop", "a"), ("stop_token_ids", [5]),
         ("min_tokens", 1), ("presence_penalty", 1), ("frequency_penalty", 1), ("repetition_penalty", 2),
-        ("logit_bias", {"5": 1}), ("guided_regex", "a"), ("lora_task_id", 0),
+        ("logit_bias", {"5": 1}), ("guided_regex", "a"),
     ],
 )  # fmt: skip
 def test_a_scored_prompt_is_asked_for_with_nothing_that_changes_tokens(name: str, value: object) -> None:
