@@ -19,7 +19,7 @@ from pipelines.loadgen.config import LengthSettings
 from pipelines.predict.performance.coverage import unmodelled
 from pipelines.predict.performance.deployment import costs, gpu_model, load_fit, tuned_for
 from pipelines.predict.performance.gpus import data_sheet, resolved
-from pipelines.predict.performance.limits import ChosenLimits, known_lengths
+from pipelines.predict.performance.limits import ChosenLimits, engine_sizes, known_lengths
 from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.performance.models import engine_of, known_model
 from pipelines.predict.performance.performance import Setup, checkpoint_text, origin
@@ -130,12 +130,13 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings, judge: Judge) ->
     setup = Setup.of(settings, model, gpu)
     judge(setup, modelled.limits)
     _refuse_longer(settings, model.max_position_embeddings, modelled.limits)
+    windowed = "; attention windows count as a larger cache"
     case = _deployed(
         settings,
         modelled.deployment,
         what=f"{model.name} {settings.variant.label} on {hardware.name}, TP {settings.build.tp_size}",
         reason=origin(modelled.provenance, modelled.why),
-        kv_source="modelled",
+        kv_source=f"modelled{windowed if engine_sizes(settings, model).windows else ''}",
         pp=settings.build.pp_size,
     )
     engine = engine_of(settings, model)

@@ -112,8 +112,9 @@ class Instance:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that the KV cache holds, with the shares of all batches."""
-        return (self.engine.kv_blocks or 0) * self.engine.tokens_per_block * self.setup.lanes
+        """Tokens that the KV cache holds in whole blocks, with the shares of all batches."""
+        block = self.engine.tokens_per_block
+        return self.placed.memory.kv_tokens // block * block * self.placed.sizes.pools
 
     @property
     def limits(self) -> ChosenLimits:

@@ -1,5 +1,6 @@
 """Limits of an engine are chosen for its load, unless they are given, and alike by `plan`, `size` and `simulate`."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -30,6 +31,7 @@ NO_GPU = Machine(2, 2**34, (), "nvidia-smi is not installed", has_tensorrt_llm=F
 A10 = ("model=gemma_2b", "quant=none", "hardware=a10", "workload.isl=500", "workload.osl=100")
 H100 = ("model=llama_3_8b", "quant=fp8", "hardware=h100_sxm", "workload.isl=2000", "workload.osl=200")
 LLAMA_70B = ("model=llama_3_1_70b", "quant=fp8", "hardware=h100_sxm", "build.tp_size=2", "workload.isl=1000")
+WINDOWS = ("model=llama_3_1_8b", "hardware=h100_sxm", "workload.isl=6000", "triton.max_attention_window_size=[4096]")
 TURNS = ("model=llama_3_8b", "quant=fp8", "hardware=l4", "workload=chat")
 
 
@@ -53,7 +55,9 @@ def test_gemma_2b_needs_one_a10_and_not_two():
     assert sized(*A10, "build.max_batch_size=2048").chosen.fleet.gpus == 2
 
 
-@pytest.mark.parametrize("words", [A10, H100, LLAMA_70B, TURNS], ids=["a10", "h100", "tp2", "turns"])
+@pytest.mark.parametrize(
+    "words", [A10, H100, LLAMA_70B, TURNS, WINDOWS], ids=["a10", "h100", "tp2", "turns", "windows"]
+)
 def test_plan_size_and_simulate_speak_of_one_engine(tmp_path, words):
     settings = load((*words, "sizing.average_rate=5", "sizing.tp=2" if words is LLAMA_70B else "sizing.tp=1"))
     asked = ask(settings, NO_GPU)
@@ -69,6 +73,8 @@ def test_plan_size_and_simulate_speak_of_one_engine(tmp_path, words):
     kv = next(note for note in plan.notes if note.startswith("KV cache"))
     tokens, together = asked.lengths.mean, one.placed.concurrency
     assert f"{together.requests:,} requests of {tokens:,} tokens at a time ({together.binds} binds)" in kv
+    held = int(re.search(r"KV cache: ([\d,]+) tokens", kv)[1].replace(",", ""))
+    assert held - build.tokens_per_block < one.kv_tokens <= held  # whole blocks
 
 
 @pytest.mark.parametrize("name", ["max_batch_size", "max_num_tokens", "max_seq_len"])
