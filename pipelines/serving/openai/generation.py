@@ -319,7 +319,7 @@ class _OutputFilter:
 
     @property
     def _may_stop(self) -> bool:
-        return self._choice.output_tokens >= (self._sampling.min_tokens or 0)
+        return self._choice.output_tokens > (self._sampling.min_tokens or 0)
 
     def _stopped(self, new: str) -> str:
         """Return the part of new text that can be output."""

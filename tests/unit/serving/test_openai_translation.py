@@ -290,6 +290,14 @@ def test_a_text_ends_for_one_of_two_reasons() -> None:
     assert (finish(9, None, A, END, B).finish_reason, finish(9, None, A, END, B).text) == ("stop", "a")
 
 
+def test_an_answer_has_its_least_length_before_anything_ends_it() -> None:
+    """As vLLM counts; engines mask the first end token alone."""
+    for ends in ({}, {"stop_token_ids": [END], "ignore_eos": True}, {"stop": " b"}):
+        last = B if "stop" in ends else END
+        assert finish(9, None, A, last, B, last, min_tokens=2, **ends).output_tokens >= 3, ends
+        assert finish(9, None, A, A, last, B, min_tokens=2, **ends).text == "aa", ends
+
+
 def test_an_answer_that_its_guide_ends_before_its_least_length_is_refused() -> None:
     assert finish(9, None, min_tokens=2, guided_regex="a b").text == "a b"
     with pytest.raises(ApiError, match="'min_tokens' = 3 cannot be kept: its guide ended the answer after 2") as short:
