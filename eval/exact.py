@@ -35,7 +35,6 @@ class Answered:
     """How many questions a model answered right, and how likely each was to be guessed.
 
     Attributes:
-        right: questions answered right.
         chances: (probability of guessing right, number of such questions); 0 where an answer is written.
     """
 

@@ -46,7 +46,6 @@ class Step:
     Attributes:
         layer: decoder layer; None outside.
         tensor: what of the checkpoint it reads.
-        actual: the engine's result.
         right: the result computed here.
         allowed: relative error without a fault.
         why: explains a difference.

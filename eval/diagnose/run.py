@@ -65,7 +65,6 @@ class DiagnosedFolders:
         source: what was quantized: the model, or its sparse form.
         texts: JSON lines that prompts are taken from.
         simulation: of the format that the checkpoint was calibrated in; None without.
-        options: its own settings.
         serve: starts the servers, and returns where they are; None without.
         not_run: why a stage is not run, by stage.
         template: chat template that the server is given instead of the model's own.

@@ -205,7 +205,6 @@ class Servers:
         triton: host:port of Triton's gRPC; None without.
         openai: URL up to and with /v1; None without.
         model: its name on the OpenAI-compatible server; empty for the only one.
-        text_model: the Triton model that takes text.
         whole: whether the Triton models behind the one for text can be asked as well.
     """
 

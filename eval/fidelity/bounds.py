@@ -193,7 +193,6 @@ class BoundsResult(JsonFile):
     """Bounds on the fidelity of a served model to the 16-bit model.
 
     Attributes:
-        served_model: name of the model there.
         arithmetic: of the engine that read the 16-bit model.
         window: tokens that were read together.
         vocabulary: tokens whose probabilities the 16-bit model gave.

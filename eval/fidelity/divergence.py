@@ -215,7 +215,6 @@ class FidelityResult(JsonFile):
 
     Attributes:
         reference: label of the model that it was compared with, in 16 bit.
-        arithmetic: of both.
         noise_arithmetic: of the reference's second run, from which the noise is known.
         window: tokens that were read together.
         vocabulary: tokens whose probabilities were compared.

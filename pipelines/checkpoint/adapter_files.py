@@ -35,8 +35,6 @@ class AdapterFiles:
     """The checked files of one adapter; the matrices are read when they are wanted.
 
     Attributes:
-        folder: where they are.
-        tensors: the weights.
         scalings: module as peft names it, e.g. "model.layers.0.self_attn.q_proj" -> factor of B (A x).
     """
 

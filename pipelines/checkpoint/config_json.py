@@ -93,7 +93,6 @@ class Quantization:
         quant_algo: e.g. "FP8", "W4A16_AWQ"; None means 16 bit.
         kv_cache_quant_algo: "FP8", "INT8" or None.
         group_size: input channels per weight scale (AWQ 128, NVFP4 16).
-        smoothquant_val: SmoothQuant alpha.
         clamp_val: [min, max] for FP8 rowwise, or None.
         use_meta_recipe: FP8 rowwise as Meta publishes it.
         has_zero_point: each group has a zero point beside its scale, the tensor `zero`.
@@ -162,7 +161,6 @@ class Experts:
     """The `moe` block of a mixture of experts: each layer has a router and equal experts, and no other MLP.
 
     Attributes:
-        count: experts of a layer.
         chosen: experts that a token goes through.
         renormalized: whether the weights of the chosen experts are divided by their sum.
     """
@@ -198,15 +196,10 @@ class CheckpointConfig:
     Attributes:
         architecture: Hugging Face class name, e.g. "LlamaForCausalLM".
         dtype: type of unquantized tensors: "bfloat16", "float16" or "float32".
-        num_hidden_layers: decoder layers.
         hidden_size: residual stream width.
-        num_attention_heads: query heads.
-        num_key_value_heads: KV heads.
-        head_size: width of one head.
         intermediate_size: width of the gated MLP, or of one expert.
         vocab_size: rows of the embedding (AWQ exports pad it to a multiple of 64).
         max_position_embeddings: longest sequence in tokens.
-        norm_epsilon: of every RMSNorm.
         hidden_act: "silu", or "gelu", which is the tanh form here; TensorRT-LLM's names.
         rotary_base: RoPE theta.
         rotary_scaling: RoPE scaling block, e.g. Llama 3's, or None.

@@ -67,8 +67,6 @@ class Fp8Linear:
 
     Attributes:
         weight: float8_e4m3fn [O, I].
-        scale: of the weight.
-        input_scale: of the activations.
     """
 
     weight: Array

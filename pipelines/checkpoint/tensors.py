@@ -57,7 +57,6 @@ class TensorInfo:
         dtype: safetensors spelling: "F32", "F16", "BF16", "F8_E4M3", "I8", "U8", ...
         shape: dimensions; () is a scalar.
         begin: first byte, counted from the start of the file.
-        nbytes: bytes of the tensor.
     """
 
     dtype: str

@@ -209,8 +209,6 @@ class Split(NamedTuple):
     """Ranks of a checkpoint.
 
     Attributes:
-        tp_size: tensor-parallel ranks.
-        pp_size: pipeline stages.
         moe_ep_size: parts of the tensor-parallel ranks between which the experts of a mixture are divided.
     """
 

@@ -63,10 +63,8 @@ class LayerSource:
     """The layers of a model folder, each loaded when asked for.
 
     Attributes:
-        layers: number of layers.
         hidden_size: width of the states between layers.
         names: tensors of a layer, without the layer's prefix.
-        weights: tensors of the folder.
         dtype: in which they are loaded.
         device: on which layers compute.
         head: name of the tensor that is the output head: its own, or the embedding.

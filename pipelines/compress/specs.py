@@ -55,7 +55,6 @@ class RecoverySpec:
     """Training of a compressed model.
 
     Attributes:
-        recover: how to train.
         sparse: keep the zeros of the linears.
         rounding: rounding of weights that is simulated; None is none.
         processes: that share each batch.

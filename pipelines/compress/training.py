@@ -56,9 +56,7 @@ class TrainingJob:
     Attributes:
         model_dir: plain Hugging Face folder.
         teacher_dir: folder of the model to learn from; None trains on the texts.
-        out_dir: receives the trained weights.
         folder: of the Trainer's checkpoints.
-        spec: how to train.
         device: "cpu" or "cuda".
     """
 

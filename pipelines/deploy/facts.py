@@ -46,7 +46,6 @@ class RepositoryFacts:
         gpu: whether it runs on TensorRT-LLM.
         world_size: ranks, each with a GPU.
         num_nodes: machines that one server spans.
-        engine_version: version of the library that built it.
         kv_bytes: host memory of the KV cache: the CPU engine's pool, or the part a GPU engine offloads.
         threads: of the CPU engine; None takes every core.
         needs_amx: whether the CPU engine was built for processors with AMX.

@@ -37,7 +37,6 @@ class ScriptTarget:
         num_nodes: nodes they are spread over equally.
         words: overrides of this configuration, for the build.
         workers: engines built at a time; None if the user set it, or if there is only one.
-        build_gpus: GPUs the build needs.
         repository: an existing one; None if the build script makes it.
         cwd: where `make scripts` ran; relative paths in the settings start there.
         python: interpreter that runs this project on the nodes.

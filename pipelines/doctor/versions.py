@@ -72,7 +72,6 @@ class Diagnosis:
 
     Attributes:
         sections: title -> results, in the order shown.
-        verdicts: on every combination.
         broken: what the configured pipeline needs and this machine lacks; empty when it would run.
     """
 

@@ -90,7 +90,6 @@ class Adapter:
     """One adapter for a base model.
 
     Attributes:
-        place: path of the adapter, for messages.
         modules: Hugging Face names of the linears it changes, e.g. ("q_proj", "v_proj").
         widths: (inputs, outputs) of each module, from its tensors; the module's name ends in that of the linear.
         layers: of the model, at least: one more than the highest that it changes.

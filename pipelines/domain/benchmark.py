@@ -238,7 +238,6 @@ class BenchmarkResult:
         measured_at: ISO time, UTC.
         levels: in the order measured.
         complete: False if it was interrupted or the server died.
-        reason: why it is incomplete.
         gpu_count: GPUs of all instances, and of a draft model that has its own; None in older results, and then
             `world_size` counts.
         search: the largest load within the limits, if it was searched; its probes are the levels.

@@ -156,10 +156,7 @@ class JsonFile:
     """A frozen dataclass that is stored as one JSON file.
 
     Attributes:
-        FILE: usual name of the file.
         WHAT: the record in words: "a fidelity result".
-        TODO: how to make another one.
-        INDENT: of the file.
     """
 
     __slots__ = ()

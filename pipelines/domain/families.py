@@ -53,7 +53,6 @@ class Family:
         modelopt_type: ModelOpt's name of the decoder, where it exports TensorRT-LLM checkpoints without tensorrt_llm
             being installed; None where it does not.
         not_exported: why ModelOpt writes no TensorRT-LLM checkpoint, for messages.
-        cpu_engine: whether the CPU engine supports it.
         trtllm_build: whether trtllm-build of TensorRT-LLM 1.2 does, if there is a checkpoint.
         head_is_embedding: whether checkpoints have no output head of their own, which config.json need not state.
         scales_embedding: embeddings are multiplied by sqrt(hidden size).

@@ -159,7 +159,6 @@ class FormatSpec:
 
     Attributes:
         quant_algo: `quantization.quant_algo` in a TensorRT-LLM checkpoint; None is 16 bit.
-        weights: how they are stored.
         activation: input of the matrix product.
         tuning: method that moves scales between activations and weights, or None.
         preset: ModelOpt's configuration, an attribute of `modelopt.torch.quantization`; None exports floats.

@@ -22,7 +22,6 @@ class Unit:
 
     Attributes:
         stored: unit of the value, in results and in code.
-        shown: unit in tables.
         scale: from the stored value to the shown one.
     """
 
@@ -47,7 +46,6 @@ class Metric:
     Attributes:
         name: its field in `Summary`, or in a line of the nightly history.
         definition: its formula in words.
-        unit: how it is stored and shown.
         better: direction; None where neither is.
         source: what measures or computes it.
         column: heading of its column in a report; empty is the title.

@@ -22,7 +22,6 @@ class Latent:
         kv_rank: width that keys and values are compressed to.
         rope_dim: channels with rotary positions of a query head, and of the key that all heads share.
         plain_dim: channels of a query or key head without positions.
-        value_dim: channels of a value head.
     """
 
     query_rank: int

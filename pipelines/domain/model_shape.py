@@ -24,12 +24,9 @@ class ModelShape:
         num_key_value_heads: KV heads (1 = MQA, fewer than query heads = GQA).
         head_dim: width of one head; Gemma's is not hidden / heads.
         intermediate_size: width of the MLP; in a mixture of experts, of one expert.
-        vocab_size: rows of the embedding.
         max_position_embeddings: longest sequence the model supports.
-        tie_word_embeddings: whether the output head is the embedding.
         gated_mlp: whether the MLP has a gate (three linears instead of two).
         num_experts: experts per layer; 1 is a dense model.
-        num_experts_per_token: experts that one token goes through.
         shared_size: width of the MLP that every token goes through beside a layer's experts; 0 is none.
         dense_layers: layers of a mixture that have one MLP instead of experts.
         dense_size: width of that MLP.
@@ -44,7 +41,6 @@ class ModelShape:
         in_16_bit: what these have in 16 bit, by format: "attention"; "q_kv", all of attention but its output
             projection; "blocks", activations on their way to experts, because scales are of blocks.
         name: for display; two models with different names may have the same shape.
-        pruned_from: the model that this one was pruned from.
     """
 
     architecture: str

@@ -35,7 +35,6 @@ class EngineLimits:
         dtype: type of activations, e.g. "bfloat16".
         logits_dtype: "float32", "float16" or "bfloat16".
         quant_algo: quantization, e.g. "FP8"; None means 16 bit.
-        vocab_size: tokens in the vocabulary.
         tp_size: tensor parallel ranks.
         pp_size: pipeline parallel ranks.
         world_size: total number of ranks.
@@ -44,8 +43,6 @@ class EngineLimits:
         max_seq_len: longest prompt plus output, tokens.
         max_num_tokens: most tokens of all requests in one iteration.
         max_beam_width: most beams per request.
-        gather_context_logits: whether it can return the logits of the prompt.
-        gather_generation_logits: whether it can return the logits of the output.
         paged_context_fmha: feature required by chunked context and KV reuse; None if the engine does not record it.
         max_draft_len: draft tokens that it verifies at once; 0 means no speculative decoding.
         lookahead: whether its draft tokens are its own n-grams.

@@ -46,7 +46,6 @@ class BuildLimits:
         max_seq_len: longest prompt + output, tokens.
         max_num_tokens: most tokens of all requests in one iteration.
         max_beam_width: most beams per request.
-        tokens_per_block: tokens of one paged KV block.
         max_prompt_embedding_table_size: rows of prompt embeddings of all running requests together; 0 is no table.
     """
 
@@ -70,8 +69,6 @@ class OnGpu:
     Attributes:
         gpu: name of the GPU; kernels are tuned for it. Empty if not known.
         sm: its compute capability, e.g. 9.0; the engine runs on no other. None if not known.
-        timing_caches: folder of the timing caches.
-        failed_logs: folder for the logs of failed builds.
     """
 
     gpu: str
@@ -93,12 +90,10 @@ class SamplingParams:
     """Parameters of generation. Greedy unless `temperature` > 0.
 
     Attributes:
-        max_new_tokens: most output tokens.
         stop_token_ids: tokens that end the generation and are not returned.
         temperature: divides the logits; 0 means greedy.
         top_k: sample from this many likeliest tokens; 0 means all.
         top_p: sample from tokens up to this cumulative probability; 1 means all.
-        seed: seed of the sampler.
         guide: what every output follows; None means nothing.
     """
 
@@ -173,11 +168,7 @@ class Head(Protocol):
 
 
 class TeacherForcing(Head, Protocol):
-    """A loaded model that reads given texts and predicts each next token.
-
-    Attributes:
-        arithmetic: its arithmetic in words.
-    """
+    """A loaded model that reads given texts and predicts each next token."""
 
     arithmetic: str
 

@@ -24,7 +24,6 @@ class TunedCase:
 
     Attributes:
         settings: the configuration, without anything that was chosen before.
-        shape: of the model, where known.
         gpu: the GPU, as far as it is known.
     """
 
@@ -41,7 +40,6 @@ class Recommended:
         group: of the settings, e.g. "build".
         name: of the setting in its group.
         value: in place of the default.
-        reason: why, in words.
         source: of the advice; empty where another setting is the reason.
     """
 

@@ -17,7 +17,6 @@ class _Trouble:
     """One way in which a disk fails.
 
     Attributes:
-        codes: error numbers.
         texts: how native libraries say it in exceptions of their own, which carry no number.
         message: what happened, after `{what}`, at `{place}`.
     """

@@ -72,7 +72,6 @@ class HubFile:
         name: relative, with "/" between folders.
         etag: the Hub's name for the content, and for the file in its cache: SHA-256 if `large`, else git's SHA-1;
             "" if it is unknown because the cache has no links.
-        large: whether it is in large file storage.
     """
 
     name: str

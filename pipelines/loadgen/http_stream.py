@@ -49,7 +49,6 @@ class HttpReply:
 
     Attributes:
         ended: resolved when nothing more will come.
-        keeps_text: whether to keep the answer's text.
         status: of HTTP; 0 before it arrived.
         headers: names in lower case.
         body: of a response that is not a stream of events.

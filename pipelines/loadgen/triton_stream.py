@@ -49,7 +49,6 @@ class TritonInterface:
     Attributes:
         batched: whether it takes a batch dimension (max_batch_size > 0).
         decoupled: whether it can send several responses per request, which streaming needs.
-        add_special_tokens: whether the preprocessing adds special tokens.
         added_tokens: input tokens of a request's pictures beside one for the place of each.
     """
 

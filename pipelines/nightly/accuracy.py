@@ -168,7 +168,6 @@ class Regression:
         metric: name of the metric, including its load.
         before: median of the earlier nights, or the pinned limit.
         limit: value beyond which tonight counts as worse.
-        first: the first record of the worse stretch.
         last_good: the record before `first`; None if there is none.
     """
 

@@ -44,7 +44,6 @@ class Deployment(Goal):
         settings: as resolved: questions chosen, tuned for the engine, with the limits chosen for the load.
         target: of the command.
         engine: that runs it.
-        machine: facts of this machine.
         inputs: what the user has on disk.
         shape: of the model, where known; after pruning.
         limits: of an engine on the GPU, where they were chosen for the load.

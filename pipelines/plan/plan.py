@@ -60,7 +60,6 @@ class Plan:
     """Everything a run needs to know before it starts.
 
     Attributes:
-        deployment: what will run.
         reason: why this engine was chosen.
         steps: in the order they run.
         notes: what fits where, and what was chosen.

@@ -48,7 +48,6 @@ class UserInputs:
         reference: shape of another model to compare predictions with.
         rotary: how the model encodes positions; likewise.
         built: facts of the engine given with engine.path.
-        draft: shape of the draft model.
         draft_rotary: how the draft model encodes positions.
         same_vocabulary: whether draft and target have the same tokens; None if one of them is not on disk.
         pickled_heads: names of files with pickled weights in speculative.heads_path.

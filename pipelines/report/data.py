@@ -30,7 +30,6 @@ class ArtifactInput:
         name: the stage's name for it, e.g. "checkpoint".
         digest: digest of its content, 64 hex digits.
         source: "build/tiny_gemma-fp8-01ab..." for an artifact of the store, else the name of the folder or file.
-        in_store: whether it is an artifact of the store.
         path: the folder or file as it was recorded, which may be of another machine.
     """
 

@@ -41,7 +41,6 @@ class LoggedRun:
 
     Attributes:
         name: "<model>-<variant>".
-        experiment: label of the model.
         params: settings that decided the bytes of each artifact, "stage.setting".
         metrics: numbers, in the unit that ends the name; accuracies are fractions.
         tags: what the format is, its verdict, and where it comes from.

@@ -48,28 +48,21 @@ class DeploymentFacts:
         writes_engine: whether it is built from a TensorRT-LLM checkpoint; if not, the runtime reads a Hugging Face one.
         on_device: whether another device builds and serves it.
         label: name of the model, for messages.
-        shape: dimensions of the model.
         qformat: format of weights and activations.
         candidates: for `auto`: formats that a linear may get.
         dtype: type of everything that is not quantized; "auto" means the model's own.
-        kv_format: format of the KV cache.
         group_size: input channels per scale.
         sparsity: "none", "magnitude" or "sparsegpt".
         sm: compute capability of the target GPU, e.g. 8.9.
-        gpus_per_server: GPUs in one machine of that kind.
         kv_reuse: whether blocks of a shared prompt prefix are to be reused.
         chunked_context: whether long prompts are to be processed in chunks.
-        build: options of trtllm-build.
         triton: parameters of the served model.
         dynamic_quantization: activations that the CPU engine gives a scale together, "auto" or "off".
         through_bls: whether requests go to `tensorrt_llm_bls`.
-        speculation: kind of speculative decoding.
-        draft: dimensions of the draft model.
         draft_depth: tokens that Medusa's heads or EAGLE's layers guess in a row.
         same_vocabulary: whether draft and target have the same tokens.
         pickled_heads: names of files with pickled weights among the trained heads.
         adapters: LoRA adapters by task id.
-        images: the vision encoder, if there is one.
         tiled: whether its images are cut into tiles, as of LLaVA 1.6.
         rotary: how the model encodes positions.
         llm_api: options of the LLM API that are no settings.
@@ -199,7 +192,6 @@ class Rule:
     """A rule on settings that cannot be combined.
 
     Attributes:
-        name: unique name, in words.
         topic: heading in the docs.
         warns: whether the run goes on, with a warning; otherwise it is refused.
         engines: engines it applies to; None means all.

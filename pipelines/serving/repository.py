@@ -26,7 +26,6 @@ class ModelRepository:
     """A model repository.
 
     Attributes:
-        path: its folder, absolute.
         models: names of its models, sorted.
         label: the model's name, also for OpenAI clients.
         gpu: whether it runs on TensorRT-LLM's own backend.

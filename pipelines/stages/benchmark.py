@@ -33,7 +33,6 @@ class Benchmark:
         benchmark: loads, window, limits; `url` names a server that is already running.
         serving: how the server is started when there is no `url`.
         labels: model, precision, engine, tp_size, world_size, gpu_count for the result.
-        machine: facts of this machine for the result.
         logs: folder for the server's log, which outlives a failure.
         libraries: whose versions are recorded in the result.
         predicted: modelled memory of the engine's process under this load, bytes by part; empty where not modelled.

@@ -72,7 +72,6 @@ class Evaluate:
     Attributes:
         engine: by name, see `pipelines.engines.registry`.
         options: the engine's own settings; None where it has none.
-        libraries: of the engine and of the harness.
         warns: whether to say if the questions are too few for a verdict, because the plan did not know their number.
     """
 

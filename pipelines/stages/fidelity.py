@@ -36,8 +36,6 @@ class _Reading:
         fidelity: windows, and what is compared.
         tokens: predicted tokens of all texts together.
         calibration: where the calibration text is, and how much of it was observed.
-        model: label of the model.
-        libraries: of the engine.
     """
 
     engine: str
@@ -98,7 +96,6 @@ class Fidelity(_Reading):
 
     Attributes:
         quant: format of the compressed model, which says how to compare weights.
-        reference: label of the reference.
     """
 
     quant: QuantSettings

@@ -35,7 +35,6 @@ class Script:
         options: of the script, without paths.
         places: option -> input whose folder it takes.
         architecture: of the checkpoint that the script writes; None if it writes none.
-        ranks: of that checkpoint.
     """
 
     name: str

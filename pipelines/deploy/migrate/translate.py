@@ -53,7 +53,6 @@ class Formats:
         quant: our name of the format of the weights; None if it is not stated or not one of ours.
         kv_cache: likewise of the KV cache.
         instead: of "quant" and "kv_cache" what is lost -> the formats that run.
-        shape: of the model, where known.
     """
 
     words: tuple[Word, ...]

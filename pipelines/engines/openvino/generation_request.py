@@ -83,7 +83,6 @@ class Guide:
 
     Attributes:
         grammar: in llguidance's own form.
-        tokenizer: of the model.
         vocab_size: logits of the model.
     """
 
@@ -163,12 +162,10 @@ class GenerationRequest:
 
     Attributes:
         prompt: token ids, int64 [T]; from the vocabulary's size on they name rows of the table.
-        max_tokens: most output tokens.
         min_tokens: output tokens before which `end_id` cannot be chosen.
         end_id: token that ends the generation and is not returned; -1 means none.
         pad_id: fills the shorter beams of a response.
         stop_words: token sequences that end the generation; they are returned.
-        bad_words: token sequences that are never generated.
         temperature: divides the logits.
         top_k: sample from this many likeliest tokens; 0 means all.
         top_p: sample from tokens up to this cumulative probability; 0 means off.
@@ -251,7 +248,6 @@ class ModelLimits:
 
     Attributes:
         vocab_size: token ids are below this.
-        max_beam_width: largest beam width of the engine.
         exclude_input: default for requests that do not specify it.
         decoupled: whether several responses to one request are possible.
         lora_tasks: ids of the LoRA adapters.

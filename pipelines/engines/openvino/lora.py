@@ -69,7 +69,6 @@ class LoraAdapter:
     """One LoRA adapter.
 
     Attributes:
-        path: the folder it was read from.
         branches: module, e.g. "model.layers.0.self_attn.q_proj" -> (A [rank, I], scaling * B [O, rank]), float32.
     """
 

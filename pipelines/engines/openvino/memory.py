@@ -115,17 +115,13 @@ class CpuSizes:
     """Sizes that determine how much memory the CPU engine needs.
 
     Attributes:
-        shape: shape of the model.
         qformat: format of weights and activations.
         candidates: for `auto`: formats that a linear may get.
         avx512: whether the processor has it; without it, float32 arithmetic packs some weights twice.
         bf16: whether the processor computes in bf16 natively; without it, float32 kernels are others.
-        table_rows: rows of the prompt table.
         int8_head: whether the output head is in INT8.
         grouped_experts: whether one product is for all experts of a mixture.
-        precision: type of the arithmetic.
         kv_precision: storage type of the KV cache.
-        max_num_tokens: most tokens in one iteration.
         max_seq_len: longest prompt + output, tokens.
         kv_cache_bytes: given size of the KV pool, or None for the default.
         iterations: number of distinct token counts of iterations; None means every possible one.
@@ -165,7 +161,6 @@ class CpuMemory:
         activations: activations of an iteration of max_num_tokens.
         kernels: compiled kernels for every number of tokens, as many as the plugin keeps.
         mapped: pages of libraries and of the engine file.
-        kv_blocks: number of blocks in the pool.
     """
 
     process: float

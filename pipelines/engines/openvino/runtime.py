@@ -187,9 +187,7 @@ class EngineFolder:
     """An engine folder of OpenVINO that has been read.
 
     Attributes:
-        path: the folder.
         config: the model, as described in the checkpoint.
-        limits: limits that it was built for.
         adapter: LoRA adapter to apply when the model is loaded, or None.
         int8_head: whether its output head was rounded to INT8.
         grouped_experts: whether one product is for all experts.

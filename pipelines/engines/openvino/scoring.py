@@ -31,7 +31,6 @@ class Continuation:
     Attributes:
         pair: index of the pair.
         start: position whose logits predict targets[0].
-        targets: token ids of the continuation.
     """
 
     pair: int

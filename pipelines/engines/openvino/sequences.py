@@ -109,7 +109,6 @@ class ResponsePart:
     """Content of one response.
 
     Attributes:
-        sequence: the sequence of these tokens.
         rows: token ids per beam.
         log_probs: per beam and token, of a stream those of all tokens so far; None if not requested.
         cum_log_probs: per beam, the sum over everything generated so far.
@@ -117,7 +116,6 @@ class ResponsePart:
         generation_logits: [beams, N, V] or None.
         best: likeliest tokens at the places of the new tokens; None if not requested.
         prompt: log probabilities of the prompt, once; None if not requested.
-        last: whether this is the last response to the request.
     """
 
     sequence: Sequence
@@ -182,7 +180,6 @@ class StepOutput:
         context_logits: logits of the prompt [T, V], once.
         best: likeliest tokens at the place of each new token.
         prompt: log probabilities of the prompt, once.
-        ended: whether the sequence is finished.
         error: why it failed, if it did.
         unavailable: whether the error is the server's fault.
     """
@@ -218,17 +215,12 @@ class Sequence:
     """One sequence (or one beam search) being generated.
 
     Attributes:
-        request: the prompt and its limits.
-        response: the response it belongs to.
         batch_index: index of the prompt in the request.
         sequence_index: index of the output for the prompt.
         deadline_ns: when to stop waiting for a slot (`time.monotonic_ns`); 0 means never.
         tokens: tokens generated so far, without a final end_id; for a beam search, the best beam's tokens at its end.
         log_probs: log probabilities of the tokens, if requested.
         cum: sum of the log probabilities.
-        cancelled: whether it is to be ended early.
-        stamps: times of its events.
-        kv: KV blocks it needed.
         draft: counts of the draft model's tokens.
         engine_prompt: the prompt as the engine gets it: rows of a table have its ids there.
         handle: the engine's own handle, while it runs.

@@ -65,11 +65,8 @@ class ServingOptions:
     """Options with which a server runs an engine.
 
     Attributes:
-        engine_dir: the engine folder.
-        engine: run-time options of the engine.
         lora_dir: folder with an adapter in each <task id>/, or None.
         tokenizer_dir: tokenizer of the model, for characters that span tokens and for guides; or None.
-        guided: whether requests may have guides.
         max_tokens_in_cache: limit on the KV cache in tokens, or None.
         max_beam_width: limit for requests, or None for the engine's.
         max_queue_size: most requests that may wait; 0 means no limit.

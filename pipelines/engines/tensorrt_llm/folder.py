@@ -114,7 +114,6 @@ class BuildPaths:
 
     Attributes:
         checkpoint: folder of the TensorRT-LLM checkpoint.
-        output: folder of the engine.
         timing_in: timing cache to start from; None if there is none yet.
         timing_out: where to write the timing cache.
     """

@@ -50,7 +50,6 @@ class Complaint:
 
     Attributes:
         option: its path: "kv_cache_config.dtype".
-        fault: the message.
         ignored: whether the program accepts the value and ignores it; otherwise it refuses to start.
     """
 
@@ -64,7 +63,6 @@ class VersionTable:
     """The options of one version, by path; "group<word>.name" belongs to one kind of a group.
 
     Attributes:
-        version: of TensorRT-LLM.
         options: path -> type, default, choices, bounds, status.
         groups: "group" or "group<word>", empty for the root -> name -> path.
         plain: paths without words.
@@ -157,9 +155,7 @@ class TunedFile:
 
     Attributes:
         file: its path in TensorRT-LLM's repository.
-        commit: of the repository.
         models: names on the Hub that it is for.
-        options: its content.
         gpu: product it was tuned on; None is any.
         isl: tokens of a prompt; None is any load.
         osl: tokens of an answer.

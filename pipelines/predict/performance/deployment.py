@@ -61,7 +61,6 @@ class FittedModel:
     """Coefficients of one deployment on one kind of machine.
 
     Attributes:
-        model: name of the model in the benchmark.
         precision: compression in one word, or None.
         engine: engine that executes it, or None.
         gpu: name of the GPU; None for the CPU engine.
@@ -76,7 +75,6 @@ class FittedModel:
         multipliers: factors on the performance model's coefficients, by knob; none for an engine it does not cover.
         levels: measured and modelled, per load of the fit.
         fitted_on: tool, files, dates and notes.
-        versions: versions of the software that made it.
         schema: version of this file's format.
     """
 

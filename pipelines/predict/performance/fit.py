@@ -103,7 +103,6 @@ class FitResult:
     """Result of a fit.
 
     Attributes:
-        deployment: deployment with the fitted coefficients.
         intervals: 95 % interval of each knob's multiplied value, by its first field.
         at_bound: fields of the knobs at their bound.
         undecided: fields of the knobs that the measurement hardly determines.

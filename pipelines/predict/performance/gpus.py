@@ -48,9 +48,7 @@ class GpuSpec:
         nvlink: bytes/s in one direction; 0 means none.
         pcie: bytes/s in one direction.
         host: to the host's memory, bytes/s in one direction: PCIe, or NVLink-C2C.
-        gpus_per_server: GPUs of the usual server.
         tdp_w: power, W.
-        sm: compute capability.
         arch: e.g. "Hopper GH100".
     """
 

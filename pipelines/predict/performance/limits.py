@@ -22,9 +22,6 @@ class LoadLengths:
     """Tokens of the requests of a load.
 
     Attributes:
-        mean_isl: mean input.
-        mean_osl: mean output.
-        longest_isl: longest input.
         longest: longest input and output of one request together.
     """
 
@@ -183,7 +180,6 @@ class WantedLimits:
 
     Attributes:
         max_batch_size: requests scheduled together.
-        max_num_tokens: tokens of one iteration.
         max_seq_len: prompt and output of one request.
         max_input_len: prompt of one request.
         chunked: whether prompts longer than max_num_tokens are split.
@@ -218,7 +214,6 @@ class ChosenLimits:
 
     Attributes:
         max_batch_size: requests scheduled together.
-        max_num_tokens: tokens of one iteration.
         max_seq_len: prompt and output of one request.
         max_input_len: prompt of one request.
         reasons: by name, of each that was chosen and is not simply the default.

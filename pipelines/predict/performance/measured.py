@@ -155,8 +155,6 @@ class MeasuredLevel:
 
     Attributes:
         arrival: "closed", "constant", "poisson", "gamma", "burst" or "trace".
-        concurrency: concurrency of a closed loop.
-        request_rate: rate of an open loop.
         isl: mean input tokens.
         osl: mean output tokens.
         isl_stdev: standard deviation of the input tokens; 0 if all are equal, or not known.
@@ -232,13 +230,10 @@ class Measured:
     Attributes:
         tool: name of the tool, e.g. "trtllm-pipelines", "aiperf", "vllm bench serve".
         levels: one per load.
-        model: name of the model in the tool.
         precision: compression in one word, or None.
         engine: engine that executes it, or None.
         gpu: name of the GPU, or None.
-        served: GPUs that served it.
         limits: limits of the engine, if the tool reports them: max_batch_size, max_num_tokens, kv_blocks.
-        sources: files read.
         percentiles: how the percentiles were computed.
         notes: what a reader should know about the numbers.
         about: versions, machine and dates, as reported by the tool.

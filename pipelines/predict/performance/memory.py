@@ -54,7 +54,6 @@ class EngineSizes:
     """Quantities that determine how much memory each GPU needs, under the names of trtllm-build and Triton.
 
     Attributes:
-        shape: dimensions of the model.
         qformat: format of weights and activations.
         kv_format: element type of the KV cache.
         group_size: input channels asked to share a scale; formats without a choice take their own.
@@ -64,8 +63,6 @@ class EngineSizes:
             experts with the others.
         pp_size: pipeline parallel ranks.
         max_batch_size: requests scheduled together.
-        max_beam_width: beams per request.
-        max_num_tokens: tokens of one iteration.
         max_seq_len: longest prompt + output, tokens.
         tokens_per_block: tokens per block of the paged KV cache.
         user_buffers: whether all-reduces are done in buffers of their own (build.user_buffer).
@@ -159,14 +156,12 @@ class DeviceMemory:
     """Split of one GPU's memory, bytes (modelled).
 
     Attributes:
-        total: memory of the GPU.
         weights: weights of the fullest rank including the rotary table; with weight streaming, those that stay.
         activations: fixed at build time by max_num_tokens.
         buffers: buffers of runtime and decoder, proportional to max_batch_size, and of the all-reduces; the whole of a
             vision encoder.
         cuda: CUDA and its libraries.
         kv_pool: paged KV cache; 0 if nothing is left.
-        kv_token_bytes: KV bytes of one token.
         streamed: weights of the rank that stay on the host and are read from there in every iteration.
     """
 
@@ -314,7 +309,6 @@ class Concurrency:
     """Requests that run at the same time.
 
     Attributes:
-        requests: number of requests.
         binds: binding limit: "KV cache" or "max_batch_size".
     """
 

@@ -24,8 +24,6 @@ class ModelledDeployment:
     """A deployment to simulate, with its surroundings.
 
     Attributes:
-        engine: limits of its scheduler.
-        cost: cost of an iteration.
         overhead_s: time of a request to the engine and back: network, tokenizer. Part of TTFT and E2E, not of ITL.
         client_gap_s: closed loop: time from the last token at the client to its next request.
         lanes: number of engines that take requests in turn; with pipeline stages, the number of batches in progress.

@@ -93,8 +93,6 @@ class Setup:
     """A model on GPUs.
 
     Attributes:
-        model: dimensions of the model.
-        gpu: data sheet of the GPU.
         qformat: format of weights and activations.
         kv_format: element type of the KV cache.
         sparse: whether the weights are 2:4-sparse, and the engine may use kernels for that.
@@ -102,7 +100,6 @@ class Setup:
         pp: pipeline parallel ranks.
         attention_dp: whether each of the `tp` ranks has the whole attention and requests of its own, and a part of the
             experts (attention data parallel, experts parallel).
-        runs_on: framework that serves it, with its version.
         group_size: input channels asked to share a scale; formats without a choice take their own.
         gpu_weights_percent: share of the weights that stays on the GPU (Triton's name, although it is a fraction).
     """
@@ -243,7 +240,6 @@ class Costed:
     """Cost of a setup.
 
     Attributes:
-        cost: cost of an iteration.
         overhead_s: network and tokenizer, added to TTFT.
         client_gap_s: time from a response to the same user's next request in a closed loop.
         provenance: "fitted": this GPU and this family of frameworks were measured together, in at least

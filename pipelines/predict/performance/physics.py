@@ -123,7 +123,6 @@ class Facts:
         kv_window_bytes: the same, layers with a sliding window.
         token_bytes: bytes of activations, per token, at c_act = 1.
         reduce_bytes: bytes sent in all-reduces, per token.
-        reduces: number of all-reduces in an iteration.
         peak: FLOP/s of the linears' format.
         peak16: FLOP/s at 16 bit.
         bandwidth: bandwidth of GPU memory, bytes/s.

@@ -199,7 +199,6 @@ class EngineTerms:
     Attributes:
         sizes: quantities that determine its memory; its limits count only if the requests are not known.
         wanted: limits that are given; the others are chosen for the load.
-        policy: batching policy.
         admission: how requests get KV blocks.
         prefix_tokens: tokens of each prompt that are already in the cache.
     """
@@ -242,7 +241,6 @@ class Placed:
     Attributes:
         engine: scheduler of one batch; with pipeline stages several batches are in progress, each with its share.
         sizes: quantities that determined its memory.
-        memory: memory of one GPU.
         concurrency: number of requests of mean length that run at a time.
         limits: limits that it is built with, given or chosen; None if the requests are not known.
     """

@@ -47,12 +47,10 @@ class SimulationCase:
 
     Attributes:
         engines: one per policy, in the order shown.
-        cost: cost of an iteration.
         unit: of time, "ticks" or "s".
         overhead: time a request spends on its way to the engine and back; part of TTFT and E2E.
         client_delay: closed loop: time from an answer to the arrival of the user's next request.
         what: description of model, format, GPU and split; empty in ticks.
-        reason: reason for this unit, for people.
         notes: remarks that a reader should know.
     """
 

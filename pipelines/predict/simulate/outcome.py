@@ -27,18 +27,12 @@ class PolicyOutcome:
     """Figures of a policy under a load. Times in ticks or seconds, rates per tick or second.
 
     Attributes:
-        policy: batching policy of the engine.
         load: description, e.g. "concurrency 16".
-        concurrency: concurrency of a closed loop.
-        request_rate: rate of an open loop.
-        window: length of the window that counts.
-        requests: requests finished in the window.
         requests_rate: requests finished per unit of time.
         tokens_rate: output tokens per unit of time.
         ttft: of the window's requests that got their first token.
         itl: of those that finished with at least two tokens.
         e2e: of those that finished.
-        slots: number of slots of the engine.
         busy: slots in use, mean over the whole run.
         busy_max: most slots in use at once.
         queue_mean: waiting requests, mean over the whole run.

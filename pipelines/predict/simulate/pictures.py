@@ -37,8 +37,6 @@ class DrawnRun:
 
     Attributes:
         name: e.g. "static".
-        run: run simulated with iterations.
-        slots: number of slots of its engine.
         overhead: time a request spends on its way to the engine and back; part of its latencies.
     """
 

@@ -39,7 +39,6 @@ class SchedulerLimits:
         admission: "GUARANTEED_NO_EVICT" reserves prompt and output on admission; "MAX_UTILIZATION" takes blocks as
             needed and, when there are none, pauses the request that came last (it is prefilled again).
         kv_blocks: blocks of the paged KV cache; None means no limit.
-        tokens_per_block: tokens of one block.
         prefix_tokens: tokens of each prompt that are already in the cache (KV reuse); they are not prefilled.
         ahead: each batch is chosen while the previous iteration runs (vLLM's asynchronous scheduling, the overlap
             scheduler of TensorRT-LLM's PyTorch backend), so that a request waits for one iteration more.
@@ -93,15 +92,9 @@ class Requests:
     """One row per request; NaN (or -1) for events that had not happened when the run ended. Arrays of length n.
 
     Attributes:
-        arrival: time of arrival.
         admitted: time when it first got a slot.
-        first_token: time of its first output token.
         end: time of its last output token.
-        isl: input tokens.
-        osl: output tokens requested.
-        produced: output tokens produced.
         preemptions: number of times it was paused.
-        slot: slot it ran in last.
     """
 
     arrival: Any
@@ -122,7 +115,6 @@ class Iterations:
     Attributes:
         start: time when it began.
         seconds: duration (ticks with a `TickCost`).
-        decoding: number of decoding requests.
         prefilling: number of prompts or chunks.
         tokens: T.
         queue: requests waiting for a slot.

@@ -48,7 +48,6 @@ class Request:
         arrival, isl, osl, admitted, first, end, preemptions, slot: as in `interface.Requests`.
         cached: prompt tokens that are already in the KV cache; the last prompt token is always computed.
         produced: output tokens before this stay in a slot; all of them after it.
-        blocks: blocks taken on admission.
         left: prompt tokens still to prefill.
         chunk: how many of them run in this iteration.
         joined: iteration in which it got its slot; -1 without one.
@@ -83,12 +82,10 @@ class RunTotals:
     Attributes:
         it: number of the next iteration.
         head: first request of the queue.
-        arrived: number of requests that have arrived.
         known: number of requests whose arrival time is known.
         active: number of requests in slots.
         waiting: number of requests in the queue.
         refused: what kept the first of them from a slot in this iteration; NOBODY if the queue is empty.
-        decoding: number of decoding requests.
         used: KV blocks in use.
         kv: tokens that decoding reads in the next iteration.
         windowed: the same, with each request capped at the window, or its part in the newest chunk.

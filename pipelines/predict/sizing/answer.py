@@ -48,7 +48,6 @@ class FleetOption:
         capacity: load that one instance serves.
         low: requests per second of one instance if the model is too optimistic; None if a limit is then missed.
         high: the same if the model is too pessimistic. The truth lies between the two in eight of ten cases.
-        fleet: fleet for the peak.
         fewest: the fleet at `high`.
         largest: the fleet at `low`.
         input_share: share of the engine's time spent on prompts.
@@ -87,7 +86,6 @@ class RefusedOption:
 
     Attributes:
         label: short name of the configuration.
-        why: the reason, for people.
         kind: "format", "rules", "memory" or "limit".
         metric: the limit that is missed.
         over: the value over that limit.
@@ -323,11 +321,9 @@ class PeakTrial:
     """Simulation of a fleet at the peak.
 
     Attributes:
-        instances: number of serving instances.
         meets: whether all limits are met at their percentile.
         missed: limit missed by most ("ttft", "queue", ...), or "".
         values: seconds by metric at the percentile; NaN without a value.
-        requests: number of simulated requests.
         simulated: number of the fleet's instances that were simulated.
         good: share of the output tokens whose requests meet every limit.
     """

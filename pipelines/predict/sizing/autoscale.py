@@ -86,7 +86,6 @@ class Replay:
         requests: requests of the day.
         over: share of requests over a limit.
         instance_hours: hours paid for, from the decision to start an instance until it stops.
-        starts: number of instances started.
     """
 
     hours: Any

@@ -67,11 +67,9 @@ class PeakFleet:
         peak: requests per second.
         rate: requests per second that one instance serves within the limits.
         headroom: share of that rate kept free.
-        spare: additional instances.
         raw: instances, not rounded, without spares.
         needed: `raw` rounded up.
         instances: including spares.
-        gpus: GPUs that run them.
         servers_raw: `raw` in servers, not rounded, without spares.
         servers: whole servers that hold them.
         gpus_per_server: GPUs of one machine; those left over on the last server stay idle.

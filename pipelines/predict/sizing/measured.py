@@ -49,11 +49,9 @@ class MeasuredAnswer:
     Attributes:
         measured: the benchmark.
         demand: requests per second.
-        slo: latency limits.
         percentile: percentile that is compared with them.
         levels: all loads, by rate.
         best: load that the fleet is sized with.
-        fleet: fleet for the peak.
     """
 
     measured: Measured

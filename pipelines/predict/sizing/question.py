@@ -129,8 +129,6 @@ class Question:
     """Question of how many GPUs a load needs within given limits.
 
     Attributes:
-        model: dimensions of the model.
-        gpu: data sheet of the GPU.
         demand: requests per second.
         isl: int64[n], input tokens, drawn.
         osl: int64[n], output tokens, drawn.
@@ -140,11 +138,8 @@ class Question:
         percentile: percentage of requests that must meet each limit, e.g. 95.
         mode: "online", "sequential" or "offline".
         headroom: share of each instance's rate kept free.
-        spare: additional instances.
         tp: tensor parallel sizes to try.
         pp: pipeline parallel sizes to try.
-        formats: weight formats to try.
-        kv_formats: KV-cache formats to try.
         kv_of: the only one to try with a weight format, for those that have one.
         sparse: whether the weights are 2:4-sparse.
         prices: prices of servers, GPUs and electricity.

@@ -40,7 +40,6 @@ class Result:
         answer: options, the recommended first.
         ladders: figures from almost no load up to the rate, one list per option.
         check: simulation of the recommended fleet.
-        changes: effects of single changes.
         day: replay of a day, or None.
     """
 

@@ -25,7 +25,6 @@ class Form:
 
     Attributes:
         chat: whether it is /v1/chat/completions rather than /v1/completions.
-        tokenizer: names tokens.
         echo: whether every text begins with its prompt.
         as_ids: name tokens "token_id:5" instead of by their text, which several tokens may share.
         counts_reuse: whether the engine says how much of a prompt was there already.

@@ -32,7 +32,6 @@ class Limits:
     """Limits of one request.
 
     Attributes:
-        body_bytes: size of its body.
         prompts: answers it may ask for: prompts times n.
         request_timeout_s: time from its arrival to its last token.
         api_key: that it must send; None asks for none.
