@@ -1,7 +1,5 @@
 """A session that caches answers: each question is asked once, across runs, formats and interim analyses."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

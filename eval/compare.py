@@ -1,7 +1,5 @@
 """Tables of the accuracy lost to compression: as rows for JSON and as text for a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any

@@ -1,7 +1,5 @@
 """Read questions: MMLU's from a folder, as parquet of the Hub or a jsonl tree, and the user's own from one table."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import json

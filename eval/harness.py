@@ -1,7 +1,5 @@
 """Run a task of lm-eval on a session and keep every answer."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

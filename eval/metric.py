@@ -1,7 +1,5 @@
 """The metric that decides whether an answer is right: 1 or 0 for every question, so that two results can be paired."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

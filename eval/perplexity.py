@@ -1,7 +1,5 @@
 """Perplexity of texts as lm-eval defines it: a number without right and wrong, and so without a verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

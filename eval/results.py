@@ -1,7 +1,5 @@
 """Result of one evaluation: scores as lm-eval computes them, and every answer for paired statistics."""
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Mapping, Sequence

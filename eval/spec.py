@@ -1,7 +1,5 @@
 """Settings of an evaluation: the task, how many examples a prompt shows, and where the questions come from."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import cache

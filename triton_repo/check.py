@@ -1,7 +1,5 @@
 """Check any Triton repository, and list every fault that would stop or impair serving."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

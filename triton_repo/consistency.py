@@ -1,7 +1,5 @@
 """Check configurations against the engine and each other, including faults that tritonserver would not notice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 
 from tritonclient.grpc import model_config_pb2 as pb

@@ -1,7 +1,5 @@
 """Turn typed settings into `ModelConfig` messages and config.pbtxt, without text templates to fill in."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ Source: `triton_backend/all_models/llmapi` of TensorRT-LLM. The model's code is 
 the command in repository.json puts it in its place.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterable, Mapping

@@ -8,8 +8,6 @@ named "". Three keys it reads without a try block, so that an absent one fails t
 The tree `mc_sim_7b_63` is the backend's own default but not a name that it parses, so it is left out too.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ length. Two remarks on the source: its ensemble declares `kv_cache_alloc_total_b
 (`--extra-inputs min_tokens:N` does the same).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Write a repository: a folder that holds all it needs, so that it can be copied and served elsewhere."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ Shapes: T tokens, H hidden size, N heads, K KV heads, D head size, O output chan
 input channels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ an error does not travel on to later steps, and the first step that differs is t
 Shapes: T tokens, H hidden size, N heads, K KV heads, D head size, O output channels, I input channels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

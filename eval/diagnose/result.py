@@ -1,7 +1,5 @@
 """Result of a diagnosis, as a JSON file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum

@@ -5,8 +5,6 @@ named: preprocessing (text to ids), tensorrt_llm (ids to ids), postprocessing (i
 OpenAI-compatible server is asked from outside; its counts of tokens say what it did to a prompt.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Fidelity results as text for a terminal, and the words that the report shares with it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

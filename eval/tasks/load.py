@@ -1,7 +1,5 @@
 """Build lm-eval's tasks with their questions in memory."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Build tasks of lm-eval on a local copy of their data; nothing is fetched from the Hub."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -10,8 +10,6 @@ Overrides are the words of the command line, `config=FILE` among them. What is i
 `pipelines.domain.errors.UserError` with the command's own message.
 """
 
-from __future__ import annotations
-
 import html
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -6,8 +6,6 @@ README), Transformers 5 (`FineGrainedFP8Config`) and ModelOpt 0.37 and 0.47 (`ex
 process_layer_quant_config) write it, the last one in hf_quant_config.json as well; for the tensors see `packings`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping

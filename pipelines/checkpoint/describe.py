@@ -1,7 +1,5 @@
 """Describe a checkpoint: formats, sizes, and which linears are left in 16 bit. Reads headers only."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

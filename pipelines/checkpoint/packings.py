@@ -26,8 +26,6 @@ before gate and up; those linears then have no `pre_quant_scale`. compressed-ten
 values under other names, and the inverse of what ModelOpt calls scale_2: see `as_modelopt`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

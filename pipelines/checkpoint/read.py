@@ -8,8 +8,6 @@ of its own heads; with fewer KV heads than ranks, a KV head is repeated on neigh
 gives each stage its own layers, numbered from 0.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

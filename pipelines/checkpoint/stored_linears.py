@@ -3,8 +3,6 @@
 A declaration can be missing or wrong; types that only quantized weights have cannot.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

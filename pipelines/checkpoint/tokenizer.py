@@ -1,7 +1,5 @@
 """A folder's tokenizer for commands: what is wrong with it is an error of the user's input."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

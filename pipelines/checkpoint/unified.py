@@ -6,8 +6,6 @@ Source for the scales that linears share because they are fused when loaded: Ten
 `tensorrt_llm/_torch/modules/linear.py`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path

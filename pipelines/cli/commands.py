@@ -1,7 +1,5 @@
 """The table of commands. Standard library only, so that help needs nothing that `make setup` installs."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field

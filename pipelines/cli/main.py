@@ -1,7 +1,5 @@
 """Run one command: check its words, run it, and turn its outcome into an exit code."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shlex

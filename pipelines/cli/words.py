@@ -1,7 +1,5 @@
 """Check the words of a command line before anything runs, and suggest the likely meaning."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 

@@ -1,7 +1,5 @@
 """Quantize a model folder by ModelOpt: calibrate, export, correct and describe."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ config.json has the same entries, and names another producer.
 Shapes: O output channels, I input channels, G groups of input channels.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

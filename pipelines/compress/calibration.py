@@ -3,8 +3,6 @@
 Shapes: B sequences, T tokens.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

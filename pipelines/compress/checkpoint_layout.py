@@ -5,8 +5,6 @@ shapes, so this export of the first one says what the files of the whole model c
 instead.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Contexts that a computation runs in: with the tools' output in the log, GPU memory errors named, fast products."""
 
-from __future__ import annotations
-
 import io
 import logging
 import sys

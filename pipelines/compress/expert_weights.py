@@ -7,8 +7,6 @@ Outputs of gate and up alternate. A byte of a block holds two E2M1 codes, the fi
 a block is 2^(scale - 127). Source: Transformers `modeling_gpt_oss.py`, `integrations/mxfp4.py`; OCP MX 1.0.
 """
 
-from __future__ import annotations
-
 import re
 from math import prod
 

@@ -14,8 +14,6 @@ Shapes: n tokens, o output and i input channels, r the same in order of their mo
 input channels; a tensor's name ends with its shape.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 

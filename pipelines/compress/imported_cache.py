@@ -4,8 +4,6 @@ Nothing but the cache is quantized: its scales are observed on the weights that 
 exact where activations are not rounded, apart from the decoded weights being rounded to 16 bit.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Write a quantized Hugging Face folder as a TensorRT-LLM checkpoint, with the weights that it has."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping

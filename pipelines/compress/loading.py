@@ -1,7 +1,5 @@
 """Load a Hugging Face folder as torch model and tokenizer: local files and safetensors only, no remote code."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

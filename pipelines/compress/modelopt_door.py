@@ -1,7 +1,5 @@
 """The only module that imports ModelOpt. Import it only where it is used, because it pulls in torch."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager

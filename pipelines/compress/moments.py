@@ -6,8 +6,6 @@ sum of x x^T over its inputs x.
 Shapes: n tokens, o output and i input channels.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

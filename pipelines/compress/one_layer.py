@@ -6,8 +6,6 @@ copies the real ones itself. Everything else, from the layer's weights to the fi
 Shapes: B sequences, T tokens, H hidden size.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections import deque

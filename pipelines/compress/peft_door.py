@@ -1,7 +1,5 @@
 """The only module that imports peft. Import it only where it is used: users of other features need not have it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

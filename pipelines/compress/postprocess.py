@@ -4,8 +4,6 @@ Source: TensorRT-LLM 1.2 `quantize_by_modelopt.py` makes the same corrections af
 that it does not make have a comment.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import fields

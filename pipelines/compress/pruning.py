@@ -7,8 +7,6 @@ weights that read it: Sun et al., "A Simple and Effective Pruning Approach for L
 Shapes: B sequences, T tokens, I channels of the MLP or of all heads, O outputs, N heads, D channels of a head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial

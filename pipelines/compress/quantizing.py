@@ -1,7 +1,5 @@
 """Choose how a model folder becomes a checkpoint: taken over as it is quantized, tensor by tensor, or by ModelOpt."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterable
 from dataclasses import replace

@@ -8,8 +8,6 @@ Sources: TensorRT-LLM 1.2 `quantize_by_modelopt.py` (preset per qformat, Gemma e
 ModelOpt 0.37.0 and 0.47.0 (INT8 KV cache needs the bmm quantizers, see `_KV_CACHE`).
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Search a format for each linear with ModelOpt's auto_quantize, within a bound on the bits per weight."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ The processes collect the weights of a decoder layer whenever it computes, and d
 files layer by layer, so that none ever holds a whole model. accelerate would not shard on a CPU.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Simulate a format in a whole model held in memory, as the reference for checkpoints."""
 
-from __future__ import annotations
-
 import gc
 import shutil
 import time

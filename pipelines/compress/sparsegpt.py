@@ -8,8 +8,6 @@ at a time, each on the outputs of the layers pruned before it.
 Shapes: n tokens, o output and i input channels; a tensor's name ends with its shape.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial

@@ -1,7 +1,5 @@
 """Arguments of a compression: one settings group, plus values from other groups and the machine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal

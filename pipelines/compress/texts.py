@@ -1,7 +1,5 @@
 """Read calibration texts lazily from local files."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

@@ -7,8 +7,6 @@ that neither shares code with an engine.
 Shapes: B sequences, T tokens, V vocabulary, O output channels, I input channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial

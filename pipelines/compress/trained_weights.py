@@ -4,8 +4,6 @@ A linear computes with its weight plus its low-rank branch, zeros of 2:4 sparsit
 written and rounded as the format will round it. Gradients pass straight through the rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path

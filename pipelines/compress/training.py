@@ -4,8 +4,6 @@ Sequences are visited in an order that is fixed beforehand, and each batch is sp
 see what one process would see; only the order in which gradients are added up differs.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import os

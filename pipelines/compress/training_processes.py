@@ -7,8 +7,6 @@ Files in the folder of the Trainer's checkpoints: job.json and blocks.safetensor
 events.jsonl and report.json by the first of them, fault-N.json by whichever fails, and a log of each.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The door of compression to Transformers. Import it only where it is used: it takes some seconds."""
 
-from __future__ import annotations
-
 import transformers
 from transformers import AutoConfig as AutoConfig
 from transformers import AutoModelForCausalLM as AutoModelForCausalLM

@@ -1,7 +1,5 @@
 """`make scripts`: check the split over nodes, write the scripts, and show how to start them."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence

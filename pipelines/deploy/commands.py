@@ -1,7 +1,5 @@
 """The commands that prepare other machines: images, manifests, cluster scripts."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

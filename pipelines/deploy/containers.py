@@ -1,7 +1,5 @@
 """Find docker or podman, show the command, and run it."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

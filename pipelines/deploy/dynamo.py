@@ -4,8 +4,6 @@ Sources, of ai-dynamo/dynamo: the types of `deploy/operator/api/v1beta1` (v1alph
 `dynamo.trtllm` in ai-dynamo 1.5.0 and 1.6.1, `examples/backends/trtllm/deploy/v1beta1`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Facts that a deployment reads from its repository, so that the user need not state them again."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

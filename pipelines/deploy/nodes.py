@@ -5,8 +5,6 @@ workers `<set>-<group>-<index>`, both under the headless service `<set>`). Ranks
 `scripts/launch_triton_server.py` of TensorRT-LLM's Triton backend, as on one node.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from pipelines.deploy.facts import PRE_STOP_S

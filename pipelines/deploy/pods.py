@@ -1,7 +1,5 @@
 """Pod templates: the server, and the workers that lend it their GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -5,8 +5,6 @@ budget of 30 days: 2 % of it in an hour or 5 % in six call somebody, 10 % in one
 window ends an alert soon after its cause.
 """
 
-from __future__ import annotations
-
 from pipelines.deploy.pods import ClusterDeployment, Object
 
 BURNS = (("1h", "5m", 14.4, "page"), ("6h", "30m", 6.0, "page"),

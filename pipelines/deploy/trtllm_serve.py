@@ -4,8 +4,6 @@ Sources, of TensorRT-LLM 1.3.0rc3: `examples/llm-api/llm_mgmn_trtllm_serve.sh` (
 `examples/disaggregated/disagg_config.yaml`, `llmapi/disagg_utils.py` (its keys), `commands/serve.py` (options).
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Probe with kubectl whether a Kubernetes cluster can run the output of `make manifests`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Check installed versions against the table of versions that belong together."""
 
-from __future__ import annotations
-
 import platform
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Format numbers for a report. "No value" is a dash, never 0."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A LoRA adapter, as its files describe it, and as peft reads its adapter_config.json."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@ Sources: the models' Transformers classes; TensorRT-LLM 1.2 `quantize_by_modelop
 ModelOpt 0.37/0.47 exports. Rules on what a family supports give their sources themselves (`pipelines.rules`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

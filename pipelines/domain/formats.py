@@ -7,8 +7,6 @@ Sources: TensorRT-LLM 1.2 `quantization/mode.py`, `builder.py`, `quantize_by_mod
 0.37/0.47 exports. What the CPU engine costs is measured: docs/decisions/0015-knowing-the-machine.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

@@ -5,8 +5,6 @@ sizes of the language model. Without pictures, Qwen's positions of three axes (m
 are those of Qwen2 and Qwen3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ The tables of the load generator, the report, `make compare` and the nightly run
 metrics from here. To add one, see docs/develop.md. How the values are computed: `pipelines.domain.summary`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -3,8 +3,6 @@
 Sources: configuration and modeling classes of Transformers 5 (`deepseek_v2`, `deepseek_v3`, `glm4_moe`, `llama4`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A model that this project does not build or size: what sets it apart, and what its owner can do."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

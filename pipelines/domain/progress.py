@@ -1,7 +1,5 @@
 """Progress of long work, independent of how it is displayed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol

@@ -24,8 +24,6 @@ Load generator, simulator, sizing, the fit of the performance model and the repo
 These are the conventions of NVIDIA NIM, AIPerf, genai-perf and trtllm-bench where they agree.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

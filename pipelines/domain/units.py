@@ -1,7 +1,5 @@
 """Units: bytes, seconds and tokens inside; GiB and ms only when shown."""
 
-from __future__ import annotations
-
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 HOUR, DAY = 3600, 24 * 3600
 """Seconds."""

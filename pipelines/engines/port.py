@@ -1,7 +1,5 @@
 """Interface of an engine to the rest of the project; standard library types only."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

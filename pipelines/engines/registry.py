@@ -1,7 +1,5 @@
 """Registry of all engines. Nothing here imports an engine, so that planning stays cheap."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ engine of a plan: the one that is asked for, its 16-bit baseline, a draft model.
 and so speak of the same engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

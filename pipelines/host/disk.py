@@ -1,7 +1,5 @@
 """Errors of a disk in the user's words: full, read-only, failing, or gone."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator, Mapping

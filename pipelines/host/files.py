@@ -4,8 +4,6 @@ Everything written outside a staging folder of the store goes through here. Insi
 store renames the whole folder.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

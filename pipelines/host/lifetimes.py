@@ -1,7 +1,5 @@
 """Bind lifetimes: a child to the work that waits for it, a process to its parent, a loop to a block."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Log probabilities of rows of logits, and the likeliest tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Facts of this machine, gathered once while planning."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Output for people while a command runs: plain lines, and one progress bar for long work."""
 
-from __future__ import annotations
-
 import errno
 import io
 import logging

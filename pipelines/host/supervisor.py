@@ -20,8 +20,6 @@ freed with the last of them (see `unname_regions`).
 It uses only a few modules of the standard library: it starts in 15 ms and lives as long as the server.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl

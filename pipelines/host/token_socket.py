@@ -7,8 +7,6 @@ or does not keep up, tokens go through tritonserver instead. Order is kept: the 
 response of tritonserver.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 import socket

@@ -1,7 +1,5 @@
 """Download a model or a data set from the Hub: look up, choose, check, fetch, verify, link."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Turn client errors into messages a user can act on: what failed, what was given, what is allowed, what to do."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Large files are received here and not by `hf_hub_download`, which since 1.x rest
 content is kept as blobs/<sha256>.incomplete and gets its name in the cache only when its SHA-256 is right.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed

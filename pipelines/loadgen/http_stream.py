@@ -3,8 +3,6 @@
 httptools parses, and callbacks of asyncio's protocol stamp: a task is woken once a request, not once a token.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """Ask an OpenAI endpoint which models it has, and by a few short requests how its answers are counted and ended."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """Measure one server under every level of load."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -11,8 +11,6 @@ probe that was chosen because of a lucky result does not count, so the error is 
 interval is too wide, another planned set follows, twice at most.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Query the server through Triton's gRPC interface: its models, statistics and versions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

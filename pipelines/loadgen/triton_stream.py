@@ -1,7 +1,5 @@
 """Triton's gRPC: the interface of a model, its request messages, and the streams that carry them."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import struct

@@ -1,7 +1,5 @@
 """Turn the artifacts of a finished cell into the fields of its line in the history."""
 
-from __future__ import annotations
-
 import json
 import platform
 from collections import Counter

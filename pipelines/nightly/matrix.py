@@ -1,7 +1,5 @@
 """Expand settings and the user's overrides into the cells of a run."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Exit codes: 0 nothing got worse; 3 a regression; 1 a cell failed, or none could be measured; 2 invalid input.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """The verdict of a night as sentences, for the terminal and the report."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Find regressions from history and expectations. Pure: the same history always gives the same verdict."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Say before an evaluation starts that it cannot end with GO, or has nothing to be compared with."""
 
-from __future__ import annotations
-
 from eval.config import EvalSettings
 from eval.dataset import LAYOUT, complete_subjects
 from eval.results import all_references, references_of

@@ -1,7 +1,5 @@
 """Apply the plan's rules to sizing and simulation, so that neither recommends a configuration that a plan refuses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Refuse before anything is spent: impossible combinations, too little memory or disk, missing packages."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

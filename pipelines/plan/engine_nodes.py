@@ -1,7 +1,5 @@
 """The nodes of the flow from a model to its engine, for every kind of engine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The stages of a target in the order they run, and what each of them reads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict
 from graphlib import TopologicalSorter

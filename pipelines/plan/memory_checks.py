@@ -1,7 +1,5 @@
 """Check whether an engine fits its GPU, and what is left for requests, with the memory model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 

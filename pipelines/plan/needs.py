@@ -1,7 +1,5 @@
 """Costs of a plan besides GPUs: bytes to download and to store, and rough times from published logs."""
 
-from __future__ import annotations
-
 from pipelines.domain.formats import QFormat
 from pipelines.domain.units import show_bytes
 from pipelines.host.screen import wrapped

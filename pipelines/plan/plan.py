@@ -4,8 +4,6 @@ No torch; nothing is written except the cache of file hashes. The Hub is asked o
 not bundled: whether it has the questions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime

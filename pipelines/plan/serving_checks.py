@@ -1,7 +1,5 @@
 """Refuse before anything is spent on serving and measuring: server, repository, engine, load."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from random import Random
 from typing import get_args

@@ -1,7 +1,5 @@
 """Predict the speed of a plan before anything is built, by simulating the loads of its workload."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace

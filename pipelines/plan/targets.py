@@ -1,7 +1,5 @@
 """Targets: how far a command goes, and what each target includes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Self

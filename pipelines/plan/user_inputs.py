@@ -1,7 +1,5 @@
 """Inspect the user's files while planning: models, engine, adapters, texts, questions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod

@@ -1,7 +1,5 @@
 """Checks of the weights before any work starts: imported as they are, pruned, or trained."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import lcm
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Read access to the store for reports: manifests are read once and found by digest, files are checked when read."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Collect a report's data from the store: for every format the artifacts linked by digest, and the missing parts."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Choose the format with the most throughput within a given accuracy loss, with reasons against the others."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

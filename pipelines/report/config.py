@@ -1,7 +1,5 @@
 """The group `report`: where results go, and how much accuracy a format may cost to be recommended."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Records that a report is made of, filled by `pipelines.report.collect`. Units: bytes, seconds, tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache

@@ -3,8 +3,6 @@
 One run per format and result: what was logged before is not logged again. Nothing is sent anywhere but to that store.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

@@ -4,8 +4,6 @@ The card belongs to the report and not to the checkpoint: accuracy and fidelity 
 made, and must not change what it is. Missing facts are "unknown", missing measurements "not measured".
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Questions about pictures, with each picture and what the model answered in 16 bit and in each format."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The command `report`, and the functions that write reports for other commands."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace

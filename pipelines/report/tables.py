@@ -1,7 +1,5 @@
 """Tables of a report about the artifacts: accuracy, sizes, provenance."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from eval.compare import bound_cells, published_table

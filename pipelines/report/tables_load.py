@@ -1,7 +1,5 @@
 """The report on load: how it was measured, the levels of a benchmark, and the comparison of formats."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby

@@ -1,7 +1,5 @@
 """The first screen of a report: what the chosen format saves, loses, serves and costs; else what there is."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

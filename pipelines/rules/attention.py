@@ -1,7 +1,5 @@
 """KV cache, reuse, chunked context, windows: which setting rules out which."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from pipelines.domain.formats import KvFormat, QFormat, rules_out_reuse

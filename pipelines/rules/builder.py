@@ -1,7 +1,5 @@
 """Options of trtllm-build: against one another, the format and the model."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from pipelines.domain.families import titles

@@ -1,7 +1,5 @@
 """Limits of the CPU engine: unsupported settings and combinations."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from pipelines.domain.formats import FORMATS, UNIFORM

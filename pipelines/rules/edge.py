@@ -1,7 +1,5 @@
 """Limits of engine=tensorrt_edge (TensorRT Edge-LLM 0.11.0), and of what is exported for it."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from pipelines.domain.families import titles

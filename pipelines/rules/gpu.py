@@ -1,7 +1,5 @@
 """Formats against GPU generations and model families."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from pipelines.domain.families import Architecture, titles

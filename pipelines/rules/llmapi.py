@@ -1,7 +1,5 @@
 """Limits of engine=tensorrt_llm_llmapi (TensorRT-LLM 1.3 and later, PyTorch backend)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """LoRA adapters against the engine's limits, the model and the format."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The table of all rules, and functions to apply them."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from pipelines.domain.errors import Fault

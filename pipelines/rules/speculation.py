@@ -1,7 +1,5 @@
 """Speculative decoding: requirements of each kind on the engine, the server and the model."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from pipelines.domain.families import titles

@@ -1,7 +1,5 @@
 """Dimensions of the model against quantization groups, ranks and sparsity."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

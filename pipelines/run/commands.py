@@ -1,7 +1,5 @@
 """The commands that run a plan, show it, or read what it made."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The commands `config`, which prints the configuration or explains a group, and `init`, which writes a project's."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, Sequence

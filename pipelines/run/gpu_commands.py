@@ -5,8 +5,6 @@ own steps (quantization with ModelOpt, the Triton repository) are a `make stage`
 run NVIDIA's own programs.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Sequence

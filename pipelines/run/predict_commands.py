@@ -1,7 +1,5 @@
 """The commands `size` and `simulate`: predictions about an engine that a plan accepts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pipelines.plan.candidates import judge_of

@@ -1,7 +1,5 @@
 """The command `prune`: show the store's disk use and why each artifact is kept, and remove the rest."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Run a plan: lock, write aside, commit. Finished stages stay finished whatever stops the run."""
 
-from __future__ import annotations
-
 import logging
 import os
 import resource

@@ -1,7 +1,5 @@
 """Run a plan in a run folder of its own: log, stages, and the closing lines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

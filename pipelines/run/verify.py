@@ -1,7 +1,5 @@
 """The command `verify`: read artifacts back, byte by byte, and check checkpoints against their format's rules."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial

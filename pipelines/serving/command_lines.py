@@ -7,8 +7,6 @@ rank 0 loads every model and answers; orchestrator mode starts one, whose backen
 scripts/launch_triton_server.py (tensorrtllm_backend); they need GPUs and are checked here by their text only.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`make serve`: a server in the foreground until Ctrl-C, restarted after a crash."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

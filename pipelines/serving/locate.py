@@ -3,8 +3,6 @@
 Fast enough for planning: the wheel is not imported, and nothing is written.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """Parse tritonserver's log: which model loads, which failed and why, which port was taken."""
 
-from __future__ import annotations
-
 import re
 import signal
 import time

@@ -4,8 +4,6 @@ Measured as anonymous pages, which the kernel cannot reclaim, with tiny_llama (C
 with BPE vocabularies of 32,000 to 151,000 tokens.
 """
 
-from __future__ import annotations
-
 from pipelines.domain.units import MIB
 
 TOKENIZER = 1100

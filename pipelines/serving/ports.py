@@ -1,7 +1,5 @@
 """Choose ports: the given ones, the usual ones, or any free ones; ask whether a service answers on one."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

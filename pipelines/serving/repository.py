@@ -1,7 +1,5 @@
 """Facts about a model repository that serving needs before it starts."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Hydra takes longer to load than to compose plain overrides without it (`plain`), so this is imported where it is needed.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """Compose overrides into a configuration: with Hydra, or as Hydra would."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

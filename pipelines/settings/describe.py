@@ -1,7 +1,5 @@
 """Describe the keys of a group of settings (type, allowed values, the sentence of its docstring), and complete them."""
 
-from __future__ import annotations
-
 import enum
 import inspect
 import re

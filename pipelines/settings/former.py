@@ -1,7 +1,5 @@
 """Settings that are gone or have another name."""
 
-from __future__ import annotations
-
 from pipelines.domain.errors import Fault
 
 RENAMED = {"sizing.calibration": "sizing.fit", "sizing.autoscaling.trace": "workload.trace"}

@@ -1,7 +1,5 @@
 """The groups of conf/ and their choices, from file names alone, and the file of a project that stands above conf/."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The groups `paths`, `store`, `plan`, `stage` and `verify`, and where the project itself is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

@@ -6,8 +6,6 @@ explained here, and no text means something that it does not mean to Hydra. Noth
 of conf/.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The files of a project: pipelines.yaml, and presets in the folders beside it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

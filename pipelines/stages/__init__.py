@@ -1,7 +1,5 @@
 """Stages: each knows its inputs and outputs, and nothing about other stages, the store or Hydra."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Build: a TensorRT-LLM checkpoint in, an engine out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path

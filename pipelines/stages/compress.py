@@ -1,7 +1,5 @@
 """Prune, sparsify, recover: a model in, one with fewer, sparse or trained weights out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings of the command `diagnose`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from pipelines.settings.base import Group

@@ -1,7 +1,5 @@
 """Download: a model or a data set from the Hub, at one commit, verified file by file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """LLaVA's two parts: the language model as a folder of its own, and the encoder with its projector as an engine."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Repository: an engine and a tokenizer in, a Triton model repository out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path

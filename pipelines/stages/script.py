@@ -1,7 +1,5 @@
 """Script: run one of TensorRT-LLM's own example scripts, as its guide says, and check what it wrote."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

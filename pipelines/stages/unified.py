@@ -1,7 +1,5 @@
 """Runtimes of a Hugging Face checkpoint: a folder for TensorRT-LLM's LLM API, or files for a device with Edge-LLM."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -11,8 +11,6 @@ process id to go by: containers change the one and share the other. A lease live
   clocks do not matter. (Few file systems let their clients stamp; there the clocks must agree to within `DEAD_S`.)
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

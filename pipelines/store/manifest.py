@@ -3,8 +3,6 @@
 An artifact whose bytes differ from its manifest is damaged, through an edit or through disk corruption.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

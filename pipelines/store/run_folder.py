@@ -1,7 +1,5 @@
 """The folder of one run: its resolved configuration, its overrides and its log."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging

@@ -1,7 +1,5 @@
 """Inputs on the user's disk: model folders, texts, data sets. Inspected while planning, never copied."""
 
-from __future__ import annotations
-
 import json
 import os
 from codecs import BOM_UTF8

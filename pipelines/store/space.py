@@ -1,7 +1,5 @@
 """Disk use of the store: size of each folder, whether it is needed, and removal of the rest."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Process of one cell: `python -m pipelines.sweep.cell FILE` plans, runs and writes the result into FILE."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -4,8 +4,6 @@ Hydra's grammar defines the combinations and Hydra's launchers start them. Its a
 finished cells need no job and errors are reported in our own words.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -5,8 +5,6 @@ waits forever for a killed job, and elsewhere the other cells are lost. Here the
 every cell is waited for, and Ctrl-C cancels what was submitted.
 """
 
-from __future__ import annotations
-
 import logging
 import shlex
 import subprocess

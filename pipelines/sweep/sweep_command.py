@@ -1,7 +1,5 @@
 """The commands `sweep`, `compare` and `smallest`: run cells, then show one table. A failed cell stops no others."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The command `migrate`: read a TensorRT-LLM 1.2 deployment and write it in the words of the LLM API."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

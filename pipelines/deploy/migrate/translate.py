@@ -1,7 +1,5 @@
 """Turn the words of a TensorRT-LLM 1.2 deployment into those of the LLM API."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce

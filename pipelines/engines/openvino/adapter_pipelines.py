@@ -5,8 +5,6 @@ the compiled model and its own KV cache; the scheduler steps those that have wor
 until their blocks are first used. Settings of sequences are translated for it, and an iteration's output is read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoint -> engine folder: openvino_model.xml, openvino_model.bin, config.json."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import xml.etree.ElementTree as ET

@@ -9,8 +9,6 @@ paged attention. Linear layers carry Hugging Face module names, by which LoRA ad
 named after the part of the model it belongs to.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

@@ -5,8 +5,6 @@ run beside it in their own thread: one token per sequence and round, each sequen
 This is slower per token but does not delay other requests.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

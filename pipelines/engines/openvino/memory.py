@@ -16,8 +16,6 @@ those of bf16 are a quarter larger on one with AMX, whose figure is taken. What 
 without bf16 is counted there.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal

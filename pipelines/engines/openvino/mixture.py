@@ -15,8 +15,6 @@ Other ways were measured and are not used (docs/benchmarks.md, "Experts on the C
 Shapes: B T tokens in all, K experts of a token, E experts, R = B T K rows, I inner channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -9,8 +9,6 @@ of which the graph takes the remainder by the table's N rows. openvino_genai nam
 with equal tables get equal ids as long as the rows are in their places, and share KV blocks; others never do.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import mmap

@@ -5,8 +5,6 @@ Defaults are those of TensorRT-LLM's sampling configuration; notably temperature
 top_k nor top_p then leaves a choice.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

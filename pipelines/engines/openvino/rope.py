@@ -1,7 +1,5 @@
 """Inverse frequencies of rotary position embedding, plain and scaled (numpy, no OpenVINO)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

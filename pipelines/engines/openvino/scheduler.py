@@ -5,8 +5,6 @@ deadlines, stop sequences, cancellation by request id or when a client disconnec
 reaches every client. Requests that need logits, which the pipeline does not expose, go to `LogitsLoop` beside it.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

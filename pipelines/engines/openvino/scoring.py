@@ -1,7 +1,5 @@
 """Compute log probabilities of given tokens: run the engine's graph statefully, shared prefixes only once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile

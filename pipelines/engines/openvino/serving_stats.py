@@ -1,7 +1,5 @@
 """Statistics of a running engine, under the metric families and labels of TensorRT-LLM's backend in Prometheus."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

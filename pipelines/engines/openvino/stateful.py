@@ -1,7 +1,5 @@
 """Run the engine's graph statefully, one sequence at a time: slower than the paged pipeline, but with logits."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any

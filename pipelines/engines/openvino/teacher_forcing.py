@@ -3,8 +3,6 @@
 Shapes: B sequences, T tokens of each, t tokens of one slice, V vocabulary, H hidden size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ Weights keep the type of the folder; they are never quantized. Arithmetic: Trans
 the layer that LLaVA takes its features from, `LlavaMultiModalProjector`.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Run TensorRT Edge-LLM's exporter in its own environment, on the CPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -7,8 +7,6 @@ values are compared. 16-bit values and the scales of FP8 and INT4 become FP16.
 Shape legend: O output channels, I input channels.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

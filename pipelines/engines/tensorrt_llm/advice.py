@@ -4,8 +4,6 @@ What they only advise to try, because it can cost something else, is left to the
 docs/decisions/0011-tensorrt-engines.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

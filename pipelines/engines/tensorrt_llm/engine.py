@@ -1,7 +1,5 @@
 """The engine `tensorrt_llm`, as a `port.Engine`."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

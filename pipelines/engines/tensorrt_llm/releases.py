@@ -1,7 +1,5 @@
 """Versions that go together, by release of TensorRT-LLM; `compatibility.json` names its sources."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

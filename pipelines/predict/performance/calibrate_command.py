@@ -1,7 +1,5 @@
 """`make calibrate`: fit the performance model to a benchmark, for this machine or GPU."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ names what a configuration sets of the last kind; `make size`, `make simulate` a
 to answer.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import suppress

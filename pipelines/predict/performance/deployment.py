@@ -4,8 +4,6 @@ A fit to a benchmark of the same deployment on the same machine comes first; for
 fallback; a CPU engine without a fit has no model, and nothing is shown.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence

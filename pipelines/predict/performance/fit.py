@@ -6,8 +6,6 @@ coefficient moves only as far as the measurement requires; without one (the CPU 
 measurement itself, uncertain by a factor of 4. What the measurement does not determine is named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar

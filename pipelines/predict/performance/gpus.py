@@ -1,7 +1,5 @@
 """GPUs as described by their data sheets: the files of conf/hardware, in SI units."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ Their metrics agree (TTFT to the first non-empty response, ITL = (E2E - TTFT) / 
 with them under the same protocol.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -10,8 +10,6 @@ vLLM and SGLang share their metric names and call the mean of a request, (E2E - 
 project's ITL. Their "ITL" pools the gaps between responses of all requests, which is something else and not read.
 """
 
-from __future__ import annotations
-
 import math
 from contextlib import suppress
 from pathlib import Path

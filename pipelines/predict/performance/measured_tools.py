@@ -7,8 +7,6 @@ genai-perf `genai_perf/export_data/json_exporter.py` with its tests;
 trtllm-bench `tensorrt_llm/bench/dataclasses/reporting.py` and `statistics.py` of TensorRT-LLM 1.2.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -7,8 +7,6 @@ buffer per request, CUDA's own share) are fitted to published logs: `tests/refer
 their sources, and a test compares the formulas with each of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Simulate a load under the protocol of its measurement: the values shown beside "measured"."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

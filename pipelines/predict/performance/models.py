@@ -1,7 +1,5 @@
 """Models by name, without downloading them: rows of `models.csv` beside this file, and the model of the settings."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Read benchmark results from files: our own, or those of other tools."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections.abc import Callable, Mapping, Sequence

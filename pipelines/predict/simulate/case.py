@@ -1,7 +1,5 @@
 """Read from the settings what to simulate: the engine, the cost of its iterations, and the unit of time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Write the files of a simulation: tables, curves, pictures, a trace, and a page that animates it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """The simulated loads: what `make benchmark` would send with the same settings, level by level."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

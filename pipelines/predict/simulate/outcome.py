@@ -1,7 +1,5 @@
 """Figures of a simulated run, as shown in the table and stored in summary.json."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """The command `simulate`: compose the settings, simulate, print and write."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

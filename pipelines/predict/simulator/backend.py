@@ -1,7 +1,5 @@
 """Choose how the loop runs: interpreted ("numpy") or compiled ("numba"), from the same functions."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import sys

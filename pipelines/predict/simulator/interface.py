@@ -1,7 +1,5 @@
 """Input and output of the simulator. Times are in seconds, or in ticks with a `TickCost`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter

@@ -7,8 +7,6 @@ linearly growing KV, so its time is a closed-form sum; blocks are taken in a cyc
 looks at all running requests, so a request costs the same whatever its length and the batch.
 """
 
-from __future__ import annotations
-
 import math
 from heapq import heappop, heappush
 from typing import Any

@@ -1,7 +1,5 @@
 """The answer: every configuration with its fleet and cost, the recommended one, and the reason for it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress

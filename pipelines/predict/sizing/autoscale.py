@@ -7,8 +7,6 @@ ladder at the load served, plus the wait in the queue. At the end of the step th
 instance (ready after the cold start) or stop one immediately.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ cost follows NVIDIA's TCO calculation ("LLM Inference Benchmarking: How Much Doe
 developer.nvidia.com/blog/benchmarking-llm-inference-costs-for-smarter-scaling-and-deployment).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from typing import Any

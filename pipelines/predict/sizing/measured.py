@@ -1,7 +1,5 @@
 """`size sizing.measured=FILE` or `sizing.rate=...`: the fleet from a benchmark or a known rate, as text and JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Input of the sizing calculator, as plain values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Result of the command, and its JSON and CSV."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The command `size`: read the question, compute the answer, validate, print and write it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

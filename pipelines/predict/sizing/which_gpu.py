@@ -1,7 +1,5 @@
 """`size hardware=[...]`: the fleet on each of several GPUs, the cheapest first, and why some of them do not qualify."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The answer for a terminal."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

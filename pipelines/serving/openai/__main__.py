@@ -1,7 +1,5 @@
 """Run the service: python -m pipelines.serving.openai --repository R --grpc HOST:PORT ..."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -1,7 +1,5 @@
 """Build the JSON of OpenAI's responses."""
 
-from __future__ import annotations
-
 import json
 import time
 import uuid

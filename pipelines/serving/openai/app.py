@@ -1,7 +1,5 @@
 """The HTTP service: OpenAI's endpoints, Triton's generate endpoints, health and metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Cancelling a stream just as its last responses go out crashes tritonserver 2.51 
 abandoned answer is stopped in the engine, by its id, and its stream then ends normally.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import uuid

@@ -1,7 +1,5 @@
 """Limits on requests, each and all together, checked before a body is parsed."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hmac

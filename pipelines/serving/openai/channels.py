@@ -13,8 +13,6 @@ Sources: docs/format.md of github.com/openai/harmony; the chat templates of thes
 joined by a new line, as vLLM does.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Errors in OpenAI's format, and the translation of Triton's errors."""
 
-from __future__ import annotations
-
 import re
 import reprlib
 from functools import partial

@@ -4,8 +4,6 @@ Triton's own parser accepts any shape and nesting, some of which crash 2.51. Thi
 scalars or short flat lists, of the types in the model's configuration.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing

@@ -1,7 +1,5 @@
 """Guides that answers must follow: formats, structured outputs, calls of tools, and one schema made of several."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Convert OpenAI's parameters to inputs of the Triton model `tensorrt_llm`, which takes and returns tokens."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

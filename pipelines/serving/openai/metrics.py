@@ -4,8 +4,6 @@ Sources: `tensorrt_llm/metrics/collector.py`; `vllm/v1/metrics/loggers.py` for t
 leaves out; prometheus-fastapi-instrumentator, as vLLM uses it, for HTTP. One process serves, so one registry counts.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from time import perf_counter

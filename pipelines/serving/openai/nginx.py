@@ -4,8 +4,6 @@ The service then listens on a socket file alone. nginx takes connections, heads 
 bodies are passed on as they come, because the service bounds what all of them hold together.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Turn the body of a request into prompts that can be sent to the model, or into the error that names what is wrong."""
 
-from __future__ import annotations
-
 import filecmp
 import json
 import re

@@ -3,8 +3,6 @@
 It starts before the first body arrives. Its limit is processor time, so a busy machine does not kill it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

@@ -5,8 +5,6 @@ project's own the log probabilities of as many tokens as are shown. Prompts of a
 other.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass

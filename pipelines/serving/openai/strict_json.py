@@ -1,7 +1,5 @@
 """Parse JSON from clients strictly: name and refuse values that Python's parser accepts but later steps cannot use."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any, NoReturn

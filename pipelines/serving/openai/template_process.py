@@ -5,8 +5,6 @@ evaluates in one step. The kernel ends this process when it has used its share o
 memory; the service starts another one. Messages in both directions are a length and that many bytes.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import signal

@@ -1,7 +1,5 @@
 """The served model's tokenizer: prompts to tokens without long waits, and tokens to text as they arrive."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path

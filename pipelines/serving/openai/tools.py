@@ -1,7 +1,5 @@
 """Calls of tools in a model's answer, in the forms that templates teach: Hermes and Qwen, Mistral, gpt-oss, Llama 3."""
 
-from __future__ import annotations
-
 import json
 import re
 import secrets
