@@ -1,7 +1,5 @@
 """The groups `eval`, the questions and how lost accuracy is judged, and `fidelity`, the texts that both models read."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -220,13 +218,13 @@ class FidelitySettings(Group):
         """The texts to read that ship with the project, by name."""
         return {name: SHIPPED_TEXTS[name] for name in self.texts or () if name in SHIPPED_TEXTS}
 
-    def for_model(self, model: ModelSettings) -> FidelitySettings:
+    def for_model(self, model: ModelSettings) -> Self:
         """Return the settings with the texts that null stands for."""
         chosen = ("bundled", "calibration") if model.is_bundled else (*REAL_TEXTS, "calibration")
         return self.model_copy(update={"texts": chosen}) if self.texts is None else self
 
     @model_validator(mode="after")
-    def _has_text(self) -> FidelitySettings:
+    def _has_text(self) -> Self:
         if self.texts == () and self.path is None:
             raise ValueError("has no text: give fidelity.texts=[prose,code], or a file with fidelity.path=...")
         if self.path is None and self.column != type(self).model_fields["column"].default:

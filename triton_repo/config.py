@@ -5,10 +5,8 @@ defaults. Parameters that are missing here follow from the engine, other groups 
 leaves a parameter out, so that the backend's own default holds.
 """
 
-from __future__ import annotations
-
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -170,7 +168,7 @@ class TritonSettings(ChoosingGroup):
         return text
 
     @model_validator(mode="after")
-    def _is_consistent(self) -> TritonSettings:
+    def _is_consistent(self) -> Self:
         sizes = (self.lookahead_window_size, self.lookahead_ngram_size, self.lookahead_verification_set_size)
         if self.decoding_mode == "lookahead" and None in sizes:
             raise ValueError(

@@ -5,15 +5,13 @@ Shapes: N positions, V vocabulary. p is the reference's distribution, q the othe
 KL(p || q) = sum_v p_v (ln p_v - ln q_v)  (Kullback and Leibler, On Information and Sufficiency, 1951).
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -127,7 +125,7 @@ class Figures:
     perplexity: float
 
     @classmethod
-    def of(cls, positions: Positions) -> Figures:
+    def of(cls, positions: Positions) -> Self:
         """Summarize positions."""
         top1, nlls = float(positions.same_top.mean()), (positions.reference_nll, positions.other_nll)
         return cls(len(positions.kl), *spread(positions.kl), top1, *map(perplexity, nlls))
@@ -137,7 +135,7 @@ class Figures:
         """Perplexity of the other over that of the reference."""
         return self.perplexity / self.reference_perplexity
 
-    def within(self, noise: Figures) -> frozenset[str]:
+    def within(self, noise: Self) -> frozenset[str]:
         """Return the names of the figures that are no worse than those of the reference against itself."""
         names = {name for name in DIVERGENCES if getattr(self, name) <= getattr(noise, name)}
         if self.top1_agreement >= noise.top1_agreement:

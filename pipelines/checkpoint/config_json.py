@@ -3,13 +3,11 @@
 Fields and defaults: TensorRT-LLM 1.2 `PretrainedConfig` and `QuantConfig` (`modeling_utils.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pipelines.domain.errors import UserError, did_you_mean, shown
 from pipelines.domain.formats import BY_QUANT_ALGO, FORMATS, FormatSpec, KvFormat, QFormat, stored_as
@@ -113,7 +111,7 @@ class Quantization:
     mamba_ssm_cache_dtype: str | None = None
 
     @classmethod
-    def parse(cls, block: Mapping[str, Any], source: str) -> Quantization:
+    def parse(cls, block: Mapping[str, Any], source: str) -> Self:
         """Parse the block strictly: TensorRT-LLM rejects unknown keys too.
 
         Raises:
@@ -170,7 +168,7 @@ class Experts:
     renormalized: bool
 
     @classmethod
-    def parse(cls, block: Mapping[str, Any], source: str) -> Experts | None:
+    def parse(cls, block: Mapping[str, Any], source: str) -> Self | None:
         """Parse the block; None if it is empty or names no experts.
 
         Raises:
@@ -283,7 +281,7 @@ class CheckpointConfig:
         return _KV_FORMATS[self.quantization.kv_cache_quant_algo]
 
     @classmethod
-    def load(cls, folder: Path) -> CheckpointConfig:
+    def load(cls, folder: Path) -> Self:
         """Read `folder`/config.json, and quant_cfg.json where config.json says MIXED_PRECISION.
 
         Raises:
@@ -298,7 +296,7 @@ class CheckpointConfig:
         return cls.parse(json_object(path, todo=_AGAIN), str(path), folder)
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any], source: str = "config.json", folder: Path | None = None) -> CheckpointConfig:
+    def parse(cls, raw: Mapping[str, Any], source: str = "config.json", folder: Path | None = None) -> Self:
         """Convert a parsed config.json; also accepts `pretrained_config` of an engine folder.
 
         Args:

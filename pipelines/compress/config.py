@@ -1,9 +1,7 @@
 """The groups `quant`, `sparsity`, `kv_cache` and `calibration`: what happens to weights, activations and cache."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -56,7 +54,7 @@ class PruningSettings(Group):
         return {name: size for name in names if (size := getattr(self, name)) is not None}
 
     @model_validator(mode="after")
-    def _goes_together(self) -> PruningSettings:
+    def _goes_together(self) -> Self:
         read = self.SIZES[self.method]
         for name, size in self.sizes.items():
             if name not in read:
@@ -173,7 +171,7 @@ class RecoverSettings(ChoosingGroup):
         return max(number for number in range(1, max(1, gpus) + 1) if batch % number == 0)
 
     @model_validator(mode="after")
-    def _low_rank(self) -> RecoverSettings:
+    def _low_rank(self) -> Self:
         for name, value in {"lora_alpha": self.lora_alpha, "lora_targets": self.lora_targets}.items():
             if value is not None and self.trains and self.lora_rank is None:
                 raise ValueError(f"{name}={_given(value)} has no effect without low rank: add recover.lora_rank=16")
@@ -182,7 +180,7 @@ class RecoverSettings(ChoosingGroup):
         return self
 
     @model_validator(mode="after")
-    def _shares(self) -> RecoverSettings:
+    def _shares(self) -> Self:
         if self.batch_size is not None and self.batch_size % (self.processes or 1):
             raise ValueError(
                 f"processes={self.processes} cannot share batch_size={self.batch_size} evenly: give a divisor of it"
@@ -190,7 +188,7 @@ class RecoverSettings(ChoosingGroup):
         return self
 
     @model_validator(mode="after")
-    def _goes_together(self) -> RecoverSettings:
+    def _goes_together(self) -> Self:
         if not self.trains:
             for name, value in self.changed((*self.CHOSEN, *type(self).model_fields)).items():
                 if name != "method":
@@ -258,7 +256,7 @@ class QuantSettings(Group):
         """Candidates of a search; none for a single format."""
         return (self.candidates or ()) if self.qformat is QFormat.AUTO else ()
 
-    def of(self, qformat: QFormat) -> QuantSettings:
+    def of(self, qformat: QFormat) -> Self:
         """Return the settings for another format, as far as it reads them: a candidate, a draft model, a baseline."""
         other, form = self.model_copy(update={"qformat": qformat}), FORMATS[qformat]
         tunings = {FORMATS[each].tuning for each in other.formats}
@@ -281,7 +279,7 @@ class QuantSettings(Group):
         return self.effective_bits + max(scales)
 
     @model_validator(mode="after")
-    def _searches(self) -> QuantSettings:
+    def _searches(self) -> Self:
         values = {name: getattr(self, name) for name in self.SEARCH}
         for name, value in values.items():
             if self.qformat is not QFormat.AUTO and value is not None:
@@ -373,13 +371,13 @@ class CalibrationSettings(Group):
         """Return how many texts this format is calibrated with."""
         return min(self.size, AWQ_CALIB_CAP) if FORMATS[qformat].tuning == "awq" else self.size
 
-    def for_model(self, model: ModelSettings) -> CalibrationSettings:
+    def for_model(self, model: ModelSettings) -> Self:
         """Return the settings with the text that `auto` stands for."""
         chosen = "bundled" if model.is_bundled else "real_text"
         return self.model_copy(update={"source": chosen}) if self.source == "auto" else self
 
     @model_validator(mode="after")
-    def _has_source(self) -> CalibrationSettings:
+    def _has_source(self) -> Self:
         read = self.READ.get(self.source, ())
         if read and getattr(self, read[0]) is None:
             raise ValueError(f"source '{self.source}' needs calibration.{read[0]}=...")

@@ -4,8 +4,6 @@ Files are read and written, not mapped: a mapped page counts as this process's m
 Format: see `pipelines.checkpoint.tensors`.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -14,7 +12,7 @@ from dataclasses import dataclass
 from io import FileIO
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -264,7 +262,7 @@ class TensorWriter:
     @classmethod
     def create(
         cls, folder: Path, layouts: Mapping[str, Mapping[str, TensorSpec]], metadata: Mapping[str, str] | None = None
-    ) -> TensorWriter:
+    ) -> Self:
         """Write the headers and reserve the disk space of all tensors, whose content is undefined at first.
 
         Raises:

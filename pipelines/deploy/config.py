@@ -1,10 +1,8 @@
 """The group `manifests`: what `make manifests` cannot derive from the repository."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -68,7 +66,7 @@ class ClusterSettings(Group):
         return self.prefill + self.decode > 0
 
     @model_validator(mode="after")
-    def _goes_together(self) -> ClusterSettings:
+    def _goes_together(self) -> Self:
         if bool(self.prefill) != bool(self.decode):
             raise ValueError(f"has prefill={self.prefill} and decode={self.decode}: both are 0, or both at least 1")
         if twice := [host for host in self.hosts if self.hosts.count(host) > 1]:
@@ -211,7 +209,7 @@ class FetchSettings(Group):
         return self.command
 
     @model_validator(mode="after")
-    def _has_one_source(self) -> FetchSettings:
+    def _has_one_source(self) -> Self:
         if self.hub is not None and self.command is not None:
             raise ValueError(f"hub '{self.hub}' and command are two ways to fetch one repository: leave out one")
         return self
@@ -235,7 +233,7 @@ class RouteSettings(Group):
     weight: Annotated[int, Field(ge=0, le=100)] = 100
 
     @model_validator(mode="after")
-    def _is_whole(self) -> RouteSettings:
+    def _is_whole(self) -> Self:
         if (self.name is None) != (self.gateway is None):
             raise ValueError(f"has name={self.name} and gateway={self.gateway}: a route needs both")
         if self.name is None and (self.beside is not None or self.hostname is not None):
@@ -389,13 +387,13 @@ class ManifestSettings(Group):
         return entries
 
     @model_validator(mode="after")
-    def _has_a_router(self) -> ManifestSettings:
+    def _has_a_router(self) -> Self:
         if self.kv_routing and self.operator != "dynamo":
             raise ValueError("has kv_routing=true, which is of Dynamo's router alone: add manifests.operator=dynamo")
         return self
 
     @model_validator(mode="after")
-    def _goes_together(self) -> ManifestSettings:
+    def _goes_together(self) -> Self:
         fetches, storage = self.fetch.words is not None, self.storage
         faults = []
         if self.most < self.replicas:

@@ -4,12 +4,10 @@ Transformers 5 is the reference. Source: `modeling_rope_utils.py` (`RotaryEmbedd
 `configuration_gemma3.py` for positions that differ between windowed layers and the others.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from pipelines.domain.errors import ConfigNumbers, shown
 from pipelines.domain.families import Architecture, settled
@@ -302,7 +300,7 @@ class Rotary:
     grows_from: int = 0
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Rotary:
+    def of(cls, config: Mapping[str, Any]) -> Self:
         """Read a Hugging Face configuration."""
         config = settled(config)
         kind, block = kind_of(config), rope_scaling(config) or {}

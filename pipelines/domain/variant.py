@@ -1,9 +1,8 @@
 """How a model is compressed: one record, and the word that artifacts, results and tables name it by."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
+from typing import Self
 
 from pipelines.domain.formats import KvFormat, QFormat
 
@@ -31,7 +30,7 @@ class Variant:
     kv_cache: str = KvFormat.AUTO.value
 
     @classmethod
-    def of(cls, label: str) -> Variant:
+    def of(cls, label: str) -> Self:
         """Parse a label: "magnitude_2_4-distill-fp8-kv_fp8". Parts of another tool's word stay together in quant."""
         parts: dict[str, str] = {}
         for part in label.split("-"):

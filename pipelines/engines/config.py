@@ -1,9 +1,7 @@
 """The groups `engine`, `runtime` and `hardware`: what is built, for which GPU, and how it is run."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator
 
@@ -101,12 +99,12 @@ class EngineSettings(Group):
     path: Path | None = None
     openvino: OpenVinoSettings = Field(default_factory=OpenVinoSettings)
 
-    def in_16_bit(self) -> EngineSettings:
+    def in_16_bit(self) -> Self:
         """Return these settings for a model without rounded weights, before which alone activations are rounded."""
         usual = {"dynamic_quantization": "auto", "head_precision": "checkpoint"}
         return self.model_copy(update={"openvino": self.openvino.model_copy(update=usual)})
 
-    def with_checkpoints_arithmetic(self) -> EngineSettings:
+    def with_checkpoints_arithmetic(self) -> Self:
         """Return these settings with activations rounded only as the checkpoint says, unless more is asked for."""
         if self.openvino.dynamic_quantization != "auto":
             return self

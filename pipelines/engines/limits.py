@@ -4,12 +4,10 @@ Source of the fields: TensorRT-LLM 1.2 `EngineConfig` (`builder.py`) and `Pretra
 OpenVINO engine of this project has the same file plus the key `engine`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.engines.registry import ENGINES, TENSORRT_LLM, EngineDescription
@@ -74,7 +72,7 @@ class EngineLimits:
     lora_modules: tuple[str, ...] = ()
 
     @classmethod
-    def load(cls, engine_dir: Path) -> EngineLimits:
+    def load(cls, engine_dir: Path) -> Self:
         """Read an engine folder.
 
         Raises:

@@ -1,7 +1,5 @@
 """The client processes of a benchmark. They live as long as it does and end with the process that started them."""
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,7 +8,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from time import monotonic_ns
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, Self
 
 from pipelines.domain.errors import UserError
 from pipelines.loadgen.config import BenchmarkSettings, WorkloadSettings
@@ -62,7 +60,7 @@ class ClientProcesses:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def __enter__(self) -> ClientProcesses:
+    def __enter__(self) -> Self:
         self._expect("ready")
         return self
 

@@ -1,11 +1,9 @@
 """Settings of conf/workload/ (the requests) and conf/benchmark/ (the measurement). Imports nothing heavy."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -101,7 +99,7 @@ class LengthSettings(Group):
         return data
 
     @model_validator(mode="after")
-    def _fits_together(self) -> LengthSettings:
+    def _fits_together(self) -> Self:
         kind = self.distribution
         if missing := [key for key in _NEEDS[kind] if getattr(self, key) is None]:
             raise ValueError(f"distribution '{kind}' needs {' and '.join(missing)}")
@@ -235,7 +233,7 @@ class WorkloadSettings(Group):
         return None if None in bounds else max(bounds)
 
     @model_validator(mode="after")
-    def _fits_together(self) -> WorkloadSettings:
+    def _fits_together(self) -> Self:
         if (shares := sum(part.share for part in self.mix)) > 1 - 1e-9:
             raise ValueError(f"has a mix whose shares add up to {shares:g}; isl and osl need some of 1")
         if self.mix and self.arrival == "trace":
@@ -374,7 +372,7 @@ class BenchmarkSettings(Group):
         return data
 
     @model_validator(mode="after")
-    def _fits_together(self) -> BenchmarkSettings:
+    def _fits_together(self) -> Self:
         for key in ("concurrency", "request_rate"):
             if getattr(self, key) == ():
                 raise ValueError(f"has {key}=[], which measures nothing; give at least one level")
@@ -397,7 +395,7 @@ class BenchmarkSettings(Group):
             raise ValueError(f"has api={self.api} with url='{self.url}', which is gRPC; it is for http://host:port/v1")
         return self._check_search()
 
-    def _check_search(self) -> BenchmarkSettings:
+    def _check_search(self) -> Self:
         """Refuse what a search sets itself, and what only a search takes."""
         if self.search == "none":
             for key, default in self.SEARCH.items():

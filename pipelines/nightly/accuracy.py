@@ -1,13 +1,11 @@
 """Judge the accuracy of a night against its limit and, question by question, against earlier nights."""
 
-from __future__ import annotations
-
 import base64
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from eval.exact import Answered, Changed, Evidence, Interim
 from eval.results import mcnemar_exact
@@ -85,7 +83,7 @@ class Record:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Record:
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Invert `to_json`.
 
         Raises:

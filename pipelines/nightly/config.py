@@ -1,10 +1,8 @@
 """The group `nightly`: which cells are measured, where their history is kept, and what counts as worse."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -145,7 +143,7 @@ class NightlySettings(Group):
         return data
 
     @model_validator(mode="after")
-    def _fits_together(self) -> NightlySettings:
+    def _fits_together(self) -> Self:
         if empty := [axis for axis, values in self.matrix.items() if not values]:
             raise ValueError(f"has matrix.{empty[0]}=[], which is no cell; give at least one value")
         for cell in self.cells:

@@ -1,11 +1,9 @@
 """What will run: the settings as resolved, the engine, the machine and the user's inputs, in one record."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from pipelines.checkpoint.declarations import kind_faults, quantization_of
 from pipelines.checkpoint.given import given_format
@@ -130,17 +128,17 @@ class Deployment(Goal):
         return bool(self.engine.builder) and self.settings.hardware.name != "auto"
 
     @cached_property
-    def tuned(self) -> Deployment:
+    def tuned(self) -> Self:
         """The same with the advice for its engine on the GPU."""
         return replace(self, settings=tuned(self.settings, self.engine, self.shape, self.gpu))
 
     @cached_property
-    def limited(self) -> Deployment:
+    def limited(self) -> Self:
         """The same with the limits that were chosen for the load."""
         return self if self.limits is None else replace(self, settings=with_limits(self.settings, self.limits))
 
     @cached_property
-    def baseline(self) -> Deployment:
+    def baseline(self) -> Self:
         """The engine of the same model in 16 bit, tuned for its own format."""
         alone = replace(self, settings=self.settings.baseline(), shape=self.unpruned, limits=None, prefix="baseline.")
         return alone.tuned
@@ -152,7 +150,7 @@ class Deployment(Goal):
         return model if path is None else model.model_copy(update={"path": path})
 
     @cached_property
-    def reference(self) -> Deployment:
+    def reference(self) -> Self:
         """The 16-bit engine to compare predictions with: the baseline, or that of another model."""
         if self.settings.fidelity.reference_path is None:
             return self.baseline
@@ -165,7 +163,7 @@ class Deployment(Goal):
         return self.inputs.draft or self.settings.speculative.draft_shape
 
     @cached_property
-    def draft(self) -> Deployment | None:
+    def draft(self) -> Self | None:
         """The engine of the draft model, tuned for its own format; None without one."""
         guess, quant, build = self.settings.speculative, self.settings.quant, self.settings.build
         if guess.mode != "draft_target" or guess.draft is None or guess.draft_qformat is None:
@@ -180,7 +178,7 @@ class Deployment(Goal):
         }
         return replace(self.with_groups(**changed), shape=self.draft_shape, limits=None, prefix="draft.").tuned
 
-    def changed(self, change: str) -> Deployment:
+    def changed(self, change: str) -> Self:
         """Return the same with overrides such as "build.tp_size=2 quant=fp8", as messages propose them."""
         groups: dict[str, Any] = {}
         for word in change.split():

@@ -1,10 +1,9 @@
 """Memory besides the engine's: of other engines on its GPUs, and of this machine for what is made before the engine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from typing import Self
 
 from pipelines.compress.specs import QuantSpec
 from pipelines.domain.errors import Fault
@@ -202,7 +201,7 @@ class Quantizing:
     held: str
 
     @classmethod
-    def of(cls, d: Deployment, shape: ModelShape) -> Quantizing:
+    def of(cls, d: Deployment, shape: ModelShape) -> Self:
         """Return what a deployment's model needs: held as a whole to search a mix, and for a mixture of experts."""
         quant = d.settings.quant
         spec = QuantSpec(quant.of(quant.qformat), d.settings.kv_cache.dtype)

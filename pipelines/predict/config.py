@@ -1,10 +1,8 @@
 """The group `sizing`: how many GPUs a load needs within limits. Imports nothing heavy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -74,7 +72,7 @@ class SimulatorSettings(Group):
         return {**data, "policy": policies}
 
     @model_validator(mode="after")
-    def _fits_together(self) -> SimulatorSettings:
+    def _fits_together(self) -> Self:
         if not self.policy:
             raise ValueError("has policy=[], which simulates nothing; give at least one")
         if len(set(self.policy)) < len(self.policy):
@@ -157,7 +155,7 @@ class PriceSettings(Group):
     utilisation: Annotated[float, Field(gt=0, le=1)] | None = None
 
     @model_validator(mode="after")
-    def _fits_together(self) -> PriceSettings:
+    def _fits_together(self) -> Self:
         _both_or_none(self, "server_usd", "years")
         owned = ("server_usd", "licence_usd", "hosting_usd", "kwh_usd", "pue")
         if self.gpu_hour_usd is not None and (both := [key for key in owned if getattr(self, key) is not None]):
@@ -171,7 +169,7 @@ class PriceSettings(Group):
                     raise ValueError(f"has {key} of '{name}', which is no choice of hardware. {near}".strip(". "))
         return self
 
-    def of(self, gpu: str) -> PriceSettings:
+    def of(self, gpu: str) -> Self:
         """Return the prices of one GPU, by its name in conf/hardware."""
         both = {key: getattr(self, key) for key in ("server_usd", "gpu_hour_usd")}
         own = {key: value.get(gpu) for key, value in both.items() if isinstance(value, dict)}
@@ -206,7 +204,7 @@ class AutoscalingSettings(Group):
     step_s: Rate = 10
 
     @model_validator(mode="after")
-    def _fits_together(self) -> AutoscalingSettings:
+    def _fits_together(self) -> Self:
         if isinstance(self.day, tuple) and len(self.day) != 24:
             raise ValueError(f"has day of {len(self.day)} numbers; give 24, one per hour")
         if isinstance(self.day, tuple) and not any(self.day):
@@ -294,7 +292,7 @@ class SizingSettings(Group):
         return data
 
     @model_validator(mode="after")
-    def _fits_together(self) -> SizingSettings:
+    def _fits_together(self) -> Self:
         self._rates_fit()
         self._measured_fits()
         slo = self.slo.to_slo()

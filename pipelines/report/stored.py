@@ -1,12 +1,10 @@
 """The numbers of a report as CSV and JSON beside its page, and those of an earlier report beside this one's."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pipelines.document.blocks import Attachment, Column, Section, Table, Text, groups, left, right
 from pipelines.document.show import NONE, csv_text, flat, number, when
@@ -64,7 +62,7 @@ class ReportedNumbers(JsonFile):
     schema: int = 1
 
     @classmethod
-    def of(cls, compared: Sequence[Comparison], newest: str) -> ReportedNumbers:
+    def of(cls, compared: Sequence[Comparison], newest: str) -> Self:
         """Return the numbers of comparisons."""
         conditions: dict[str, Mapping[str, Any]] = {}
         for item in compared:

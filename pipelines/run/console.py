@@ -1,13 +1,11 @@
 """Plain text for a terminal: the plan, what was done, what it cost."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from eval.compare import alone_rows, alone_table, loss_rows, loss_table, published_table, reference_rows
 from eval.config import EvalSettings
@@ -81,7 +79,7 @@ class ResultTable:
     text: str
 
     @classmethod
-    def joined(cls, tables: Sequence[ResultTable]) -> ResultTable:
+    def joined(cls, tables: Sequence[Self]) -> Self:
         """Return the tables below each other."""
         return cls([row for each in tables for row in each.rows], "\n\n".join(each.text for each in tables))
 

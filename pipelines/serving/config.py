@@ -1,11 +1,9 @@
 """Settings of a server that this project starts itself."""
 
-from __future__ import annotations
-
 import ipaddress
 from itertools import count
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -98,7 +96,7 @@ class ServingSettings(Group):
         return "127.0.0.1" if host == "localhost" else host
 
     @model_validator(mode="after")
-    def _ports_differ(self) -> ServingSettings:
+    def _ports_differ(self) -> Self:
         """Refuse one port for two services."""
         ports = {name: port for name in USUAL_PORTS if (port := getattr(self, name)) is not None}
         for name, port in ports.items():
@@ -109,7 +107,7 @@ class ServingSettings(Group):
         return self
 
     @model_validator(mode="after")
-    def _key_guards_the_only_way_in(self) -> ServingSettings:
+    def _key_guards_the_only_way_in(self) -> Self:
         """Refuse a key where clients can go past the service that asks for it."""
         if self.api_key and self.server != "tritonserver":
             raise ValueError(f"has api_key=true, which server={self.server} does not ask for: leave it out")
@@ -173,7 +171,7 @@ class ServingSettings(Group):
         return f"{', '.join(shown)} {'is' if len(values) == 1 else 'are'} not used: {why}."
 
     @property
-    def on_free_ports(self) -> ServingSettings:
+    def on_free_ports(self) -> Self:
         """The same on any free ports of this machine alone, for a server that only this program asks."""
         return self.model_copy(update={"host": "127.0.0.1", **dict.fromkeys(USUAL_PORTS)})
 

@@ -1,9 +1,8 @@
 """Run our OpenAI-compatible service as a process beside tritonserver."""
 
-from __future__ import annotations
-
 import os
 import sys
+from typing import Self
 
 from pipelines.domain.benchmark import NO_SLO, Slo
 from pipelines.serving.command_lines import front_command
@@ -30,7 +29,7 @@ class OpenAiFrontend(ServerProcess):
         self._host = server.settings.front_host
         self._was_ready = False
 
-    def __enter__(self) -> OpenAiFrontend:
+    def __enter__(self) -> Self:
         """Start; see `start`."""
         self.start()
         return self

@@ -1,7 +1,5 @@
 """Run a server: start it, wait for it, watch it, drain it."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
@@ -11,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.host.lifetimes import SupervisedProcess
@@ -168,7 +167,7 @@ class TritonServer(ServerProcess):
             raise RuntimeError("the server is used outside its with block")
         return self._process
 
-    def __enter__(self) -> TritonServer:
+    def __enter__(self) -> Self:
         """Start the server and wait until it is ready.
 
         Raises:

@@ -1,13 +1,11 @@
 """Run one trtllm-serve, TensorRT-LLM's own server of its LLM API: start it, wait for it, stop it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -66,7 +64,7 @@ class TrtllmServe(ServerProcess):
         answer = get(self.settings.front_host, self._port, "/v1/models")
         return str(json.loads(answer[1])["data"][0]["id"]) if answer and answer[0] == 200 else self._checkpoint
 
-    def __enter__(self) -> TrtllmServe:
+    def __enter__(self) -> Self:
         """Start it and wait until it is ready.
 
         Raises:

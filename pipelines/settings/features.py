@@ -3,11 +3,9 @@
 Each group of files under conf/ sets in one place what a feature needs in conversion, build and server.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -70,7 +68,7 @@ class SpeculativeSettings(Group):
     draft_len_per_beam: Positive | None = None
 
     @classmethod
-    def none(cls) -> SpeculativeSettings:
+    def none(cls) -> Self:
         """Return the settings of conf/speculative/none.yaml: one token at a time."""
         return cls.model_validate(dict.fromkeys(cls.model_fields) | {"mode": "none"})
 
@@ -80,7 +78,7 @@ class SpeculativeSettings(Group):
         return self.draft.shape.to_shape() if self.draft and self.draft.shape else None
 
     @model_validator(mode="after")
-    def _is_whole(self) -> SpeculativeSettings:
+    def _is_whole(self) -> Self:
         needed = {"draft_target": ("draft", "draft_qformat"), "medusa": ("heads_path", "num_heads", "num_layers")}
         needed |= {
             "redrafter": ("heads_path", "num_beams", "draft_len_per_beam"),
@@ -108,7 +106,7 @@ class MultimodalSettings(Group):
     images_per_request: Positive = 1
 
     @model_validator(mode="after")
-    def _is_whole(self) -> MultimodalSettings:
+    def _is_whole(self) -> Self:
         for name in ("path", "visual_tokens") if self.model_type != "none" else ():
             if getattr(self, name) is None:
                 raise ValueError(f"model_type '{self.model_type}' needs multimodal.{name}=...")

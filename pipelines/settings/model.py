@@ -1,10 +1,8 @@
 """Which model: its place and its sizes."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import field_validator, model_validator
 
@@ -93,7 +91,7 @@ class ModelSettings(Group):
         return path
 
     @model_validator(mode="after")
-    def _has_source(self) -> ModelSettings:
+    def _has_source(self) -> Self:
         if not (self.path or self.bundled or self.hub_id):
             raise ValueError("has no source: hub_id (org/name) must be given, or path, or bundled")
         ignored = [name for name in ("hub_id", "revision") if getattr(self, name)]

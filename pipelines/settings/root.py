@@ -1,9 +1,7 @@
 """The whole configuration as typed settings, one class per group of conf/. Settings never look at the machine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import Field, model_validator
@@ -104,7 +102,7 @@ class Settings(Group):
         return {name: field.annotation.defaults() for name, field in cls.model_fields.items()}  # type: ignore[union-attr]
 
     @model_validator(mode="after")
-    def _texts_follow_the_model(self) -> Settings:
+    def _texts_follow_the_model(self) -> Self:
         chosen = {
             "eval": self.eval.for_model(self.model),
             "calibration": self.calibration.for_model(self.model),
@@ -128,7 +126,7 @@ class Settings(Group):
         """Whether the model differs from its 16-bit baseline."""
         return self.variant != Variant()
 
-    def as_built(self, variant: Variant, tp_size: int, pp_size: int) -> Settings:
+    def as_built(self, variant: Variant, tp_size: int, pp_size: int) -> Self:
         """Return the settings with the ranks, and as far as they name them the formats, of an engine already built."""
         kv = KvFormat(variant.kv_cache) if variant.kv_cache in [*KvFormat] else KvFormat.AUTO
         return self.model_copy(
@@ -142,7 +140,7 @@ class Settings(Group):
             }
         )
 
-    def baseline(self) -> Settings:
+    def baseline(self) -> Self:
         """Return the settings of the accuracy baseline: the same model, uncompressed, without speculative decoding."""
         ranks = self.eval.baseline_tp_size or self.build.tp_size
         return self.model_copy(

@@ -4,10 +4,9 @@ Each streamed piece is decoded on its own, so it must not end in the middle of a
 characters; only the ids of the others are stored, so an ordinary token costs one dict look-up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 from pipelines.checkpoint.tokenizer import opened, partial_characters
 
@@ -23,12 +22,12 @@ class PartialCharacters:
         self._partial = dict(partial)
 
     @classmethod
-    def none(cls) -> PartialCharacters:
+    def none(cls) -> Self:
         """Return an instance without such tokens, which never holds anything back."""
         return cls({})
 
     @classmethod
-    def load(cls, tokenizer_dir: Path) -> PartialCharacters:
+    def load(cls, tokenizer_dir: Path) -> Self:
         """Read the tokenizer of a folder.
 
         Raises:

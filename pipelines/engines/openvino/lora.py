@@ -7,13 +7,11 @@ peft. openvino_genai supports adapters too, but only in its own `generate`, not 
 any time.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import openvino as ov
@@ -76,7 +74,7 @@ class LoraAdapter:
     branches: Mapping[str, tuple[Array, Array]]
 
     @classmethod
-    def read(cls, folder: Path) -> LoraAdapter:
+    def read(cls, folder: Path) -> Self:
         """Read a folder that peft wrote.
 
         Raises:

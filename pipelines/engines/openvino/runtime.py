@@ -1,7 +1,5 @@
 """Open engine folders: the contents of one, and the OpenVINO properties to run it with."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import mmap
@@ -10,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import openvino as ov
 
@@ -201,7 +199,7 @@ class EngineFolder:
     grouped_experts: bool = False
 
     @classmethod
-    def load(cls, path: Path) -> EngineFolder:
+    def load(cls, path: Path) -> Self:
         """Read config.json of an engine folder.
 
         Raises:

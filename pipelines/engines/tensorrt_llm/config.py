@@ -3,8 +3,6 @@
 Source: `options.json`, the table of the program's options. Single values are checked here, combinations by the rules.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -244,7 +242,7 @@ class BuildSettings(NamedOptions):
         others = {name: value for name, value in self.trtllm.items() if name not in names}
         return super().without(set(names) & type(self).model_fields.keys()).model_copy(update={"trtllm": others})
 
-    def in_16_bit(self) -> BuildSettings:
+    def in_16_bit(self) -> Self:
         """Return the same options without those that belong to quantized or sparse weights."""
         names = [name for name, own in OF_A_FORMAT.items() if self[name] in own]
         if self.weight_sparsity and self.gemm_plugin == "disable":  # 2:4 kernels need it, and dense weights do not

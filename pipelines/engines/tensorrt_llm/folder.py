@@ -1,14 +1,12 @@
 """Engine folders of trtllm-build: compare one with the request, and record the machine it belongs to."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.document.show import count
@@ -163,12 +161,12 @@ class BuiltOn:
     tensorrt: str
 
     @classmethod
-    def here(cls, gpu: str, sm: float) -> BuiltOn:
+    def here(cls, gpu: str, sm: float) -> Self:
         """Return this machine's versions, without importing the packages."""
         return cls(gpu, sm, *library_versions(("tensorrt_llm", "tensorrt")).values())
 
     @classmethod
-    def load(cls, engine_dir: Path) -> BuiltOn | None:
+    def load(cls, engine_dir: Path) -> Self | None:
         """Read the record of an engine that this project built; None for an engine from elsewhere."""
         path = engine_dir / BUILT_ON
         return cls(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None

@@ -4,8 +4,6 @@ Source: `llm_api_options/VERSION.json`, which scripts/llm_api_options.py makes o
 options that a version accepts and ignores. Nothing of TensorRT-LLM is imported.
 """
 
-from __future__ import annotations
-
 import json
 import operator
 import re
@@ -14,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pipelines.domain.errors import Fault, did_you_mean
 from pipelines.engines.tensorrt_llm.config import OWN_SETTINGS
@@ -74,7 +72,7 @@ class VersionTable:
     plain: frozenset[str]
 
     @classmethod
-    def of(cls, version: str, options: Mapping[str, Mapping[str, Any]]) -> VersionTable:
+    def of(cls, version: str, options: Mapping[str, Mapping[str, Any]]) -> Self:
         """Index the options."""
         groups: dict[str, dict[str, str]] = {}
         for path in options:

@@ -1,10 +1,8 @@
 """Limits of an engine: those that are given, and those that were chosen for the load."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
@@ -31,7 +29,7 @@ class LoadLengths:
     longest: int
 
     @classmethod
-    def of(cls, isl: Any, osl: Any) -> LoadLengths:
+    def of(cls, isl: Any, osl: Any) -> Self:
         """Summarize int64[n] input and output tokens."""
         return cls(float(isl.mean()), float(osl.mean()), int(isl.max()), int((isl + osl).max()))
 
@@ -194,7 +192,7 @@ class WantedLimits:
     tokens_per_step: int = 1
 
     @classmethod
-    def of(cls, build: BuildSettings, *, chunked: bool) -> WantedLimits:
+    def of(cls, build: BuildSettings, *, chunked: bool) -> Self:
         """Read the limits in the settings."""
         limits = {name: getattr(build, name) if build.given(name) else None for name in LIMITS_FOR_LOAD}
         return cls(**limits, chunked=chunked, tokens_per_step=build.max_beam_width * (1 + build.max_draft_len))

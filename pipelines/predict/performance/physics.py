@@ -31,15 +31,13 @@ prompts and not like those of a few heads per vector; the products or the reads 
 Works on numbers and on numpy arrays of equal length, so that fitting and predicting use the same formula.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -76,7 +74,7 @@ class Parameters:
 
     @classmethod
     @cache
-    def load(cls) -> Parameters:
+    def load(cls) -> Self:
         """Read the bundled file, which scripts/published_fit writes."""
         document = json.loads(FILE.read_text(encoding="utf-8"))
         entries = document["parameters"]

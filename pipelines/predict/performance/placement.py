@@ -3,11 +3,9 @@
 `make plan`, `make size`, `make simulate` and reports all build their engine here, so that one question has one answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -210,7 +208,7 @@ class EngineTerms:
     prefix_tokens: int = 0
 
     @classmethod
-    def of(cls, settings: Settings, shape: ModelShape) -> EngineTerms:
+    def of(cls, settings: Settings, shape: ModelShape) -> Self:
         """Read them from the groups build, triton, runtime, kv_cache and workload."""
         chunked, images = settings.runtime.enable_chunked_context, settings.multimodal
         encoder = VisionShape.read(images.path) if images.model_type != "none" and images.path else None

@@ -4,11 +4,9 @@ Every load is simulated iteration by iteration with the same lengths and the sam
 common random numbers a higher load never looks better by luck.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -76,7 +74,7 @@ class LoadOutcome:
         """Whether the queue does not keep growing."""
         return self.growth < GROWS_S
 
-    def slower(self, factor: float, overhead_s: float) -> LoadOutcome:
+    def slower(self, factor: float, overhead_s: float) -> Self:
         """Return the figures for iterations `factor` times as long, at a rate lower by that factor.
 
         All engine times scale by the factor, and the same requests run together; network and tokenizer stay the same.

@@ -1,12 +1,10 @@
 """Effect of changing one input of the recommended configuration, and two where together they need fewer GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -54,7 +52,7 @@ class Change:
         return (np.inf, np.inf) if self.servers is None or self.gpus is None else (self.servers, self.gpus)
 
     @classmethod
-    def to(cls, what: str, instances: int, layout: Layout) -> Change:
+    def to(cls, what: str, instances: int, layout: Layout) -> Self:
         """Build a change that leads to this many instances."""
         return cls(what, instances, instances * layout.gpus_per_instance, layout.servers(instances))
 

@@ -1,12 +1,10 @@
 """Generate choices: one request to the engine each, its tokens turned into text and cut where the client wants."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 from pipelines.serving.openai.channels import ChannelReader
 from pipelines.serving.openai.errors import ApiError
@@ -244,7 +242,7 @@ class Completion:
             message = f"'min_tokens' = {least} cannot be kept: {what} ended the answer after {self.output_tokens}."
             raise ApiError(400, message, param="min_tokens")
 
-    async def collect(self, source: TokenSource, sampling: Sampling) -> Completion:
+    async def collect(self, source: TokenSource, sampling: Sampling) -> Self:
         """Run to the end and store text and scores."""
         deltas = [delta async for delta in self.run(source, sampling)]
         self.text = "".join(delta.text for delta in deltas)

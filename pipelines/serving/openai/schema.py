@@ -3,13 +3,11 @@
 The parameters are OpenAI's, and those that vLLM, NIM and trtllm-serve add to them, with their meaning.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -394,7 +392,7 @@ class ChatRequest(Sampling):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
-    def _narrow(self) -> ChatRequest:
+    def _narrow(self) -> Self:
         """Take the tools that are allowed as all there are."""
         if isinstance(self.tool_choice, AllowedChoice):
             allowed = self.tool_choice.allowed_tools
@@ -513,7 +511,7 @@ class TokenizeRequest(StrictModel):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> TokenizeRequest:
+    def _one_of_two(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give either 'prompt' or 'messages'")
         return self
