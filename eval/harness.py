@@ -182,7 +182,6 @@ def _run(
     limit: int | None,
     progress: Progress,
 ) -> tuple[EngineLM, Mapping[str, Any]]:
-    """Let lm-eval ask, and return its adapter and what it returns."""
     with _tamed():
         tokenizer, system = load_tokenizer(tokenizer_dir), spec.system_instruction
         chat = ChatPrompts(tokenizer_dir, progress, system_instruction=system) if spec.apply_chat_template else None

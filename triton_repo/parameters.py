@@ -337,7 +337,6 @@ def draft(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) 
 
 
 def _set(settings: TritonSettings, names: Iterable[str]) -> dict[str, str]:
-    """Return the settings that have a value."""
     values = ((name, getattr(settings, name)) for name in names)
     return {name: text(value) for name, value in values if value is not None and value != BUILT_IN_TREE}
 

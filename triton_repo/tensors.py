@@ -61,7 +61,6 @@ class ModelInterface:
 
 
 def _tensors(rows: Iterable[Mapping[str, Any]]) -> tuple[Tensor, ...]:
-    """Read the tensors of a template, each once."""
     read = (
         Tensor(
             row["name"],

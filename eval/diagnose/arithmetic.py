@@ -354,7 +354,6 @@ def _one_factor(suspect: Suspect) -> str:
 
 
 def _order_of(suspect: Suspect, *, rows: bool) -> str:
-    """Recognize rows, or columns, in another order."""
     right, actual = (each if rows else each.T for each in (suspect.source, suspect.decoded))
     if len(right) > MANY_ROWS:
         return ""

@@ -325,7 +325,6 @@ def _linear(
     inputs: Inputs,
     examined: Examined,
 ) -> None:
-    """Compare the weight of one linear, and the scale of its input."""
     layer, part = at
     name, form, smoothing = f"layers.{layer}.{part}", FORMATS[spec.quant.qformat], simulated.smoothing(layer, part)
     source, decoded = model.linear(layer, part), simulated.linear(layer, part)

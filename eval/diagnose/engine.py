@@ -302,7 +302,6 @@ _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 def _last(steps: Steps, node: str) -> Array:
-    """Return the result of a linear, with its bias if it has one."""
     return steps.get(f"{node}.biased", steps[node])
 
 

@@ -218,7 +218,6 @@ class _Work:
         return StageResult.judged(Place.CPU_ENGINE, against, findings, worst, allowed, note)
 
     def _description(self, checkpoint: Checkpoint) -> Iterator[Finding]:
-        """Yield what differs between the configurations of the engine and the checkpoint."""
         assert self.folders.engine is not None
         ours = checkpoint.config.raw
         theirs = parse_json((self.folders.engine / "config.json").read_text(encoding="utf-8"))["pretrained_config"]

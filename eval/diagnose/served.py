@@ -200,7 +200,6 @@ def _examined(
 
 
 def _preprocessing(client: TritonModels, expected: RightAnswers) -> Found:
-    """Compare the token ids that the repository makes of each text."""
     wrong: list[tuple[Item, list[int]]] = []
     for item in expected.items:
         outputs = client.ask(
@@ -221,7 +220,6 @@ def _preprocessing(client: TritonModels, expected: RightAnswers) -> Found:
 
 
 def _engine_model(client: TritonModels, expected: RightAnswers) -> Found:
-    """Compare the served engine's continuations of token ids."""
     answers = [client.continued(item.ids, expected) for item in expected.items]
     wrong, ties = [], 0
     for item, right, answer in zip(expected.items, expected.answers, answers, strict=True):
@@ -241,7 +239,6 @@ def _engine_model(client: TritonModels, expected: RightAnswers) -> Found:
 
 
 def _postprocessing(client: TritonModels, expected: RightAnswers) -> Found:
-    """Compare the texts that the repository makes of token ids."""
     wrong = []
     for item, answer in zip(expected.items, expected.answers, strict=True):
         ids = [*answer, *expected.ends[:1]]
@@ -259,7 +256,6 @@ def _postprocessing(client: TritonModels, expected: RightAnswers) -> Found:
 
 
 def _text_model(client: Any, expected: RightAnswers) -> Found:
-    """Compare prompts as text with answers as text."""
     wrong, ties = [], 0
     for item, answer in zip(expected.items, expected.answers, strict=True):
         each = Wrong(item, answer, expected.text(item, answer), client.written(item, expected))
@@ -288,7 +284,6 @@ def _parts_at_a_tie(each: Wrong, expected: RightAnswers) -> bool:
 
 
 def _stop_word(client: Any, expected: RightAnswers) -> Found:
-    """Compare where stop words end answers."""
     for item, answer in zip(expected.items, expected.answers, strict=True):
         text = expected.text(item, answer)
         # of several tokens, the first of which comes alone before, if there are such words

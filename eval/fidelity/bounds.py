@@ -252,7 +252,6 @@ def measure_served(
 
 
 def _known(row: TokenIds, answer: Mapping[str, Any], reference: Side) -> KnownTokens:
-    """Check a server's log probabilities of a window."""
     ids, logprobs = np.array(answer["ids"], dtype=np.int64), np.array(answer["logprobs"], dtype=np.float64)
     targets, own = np.array(row[1:], dtype=np.int64), np.array(answer["own"], dtype=np.float64)
     vocabulary = reference.session.vocabulary

@@ -190,7 +190,6 @@ def _text_page(title: str, text: str, figures: tuple[Figure, ...] = ()) -> Docum
 
 
 def _run_page(made: Plan, store: Store, finished: FinishedRun) -> Document:
-    """Return the report of what was measured, or a table of the stages."""
     settings = made.settings
     if made.command in MEASURING and not made.deployment.is_elsewhere:
         data = report_command.gathered(settings, store, settings.model.label, commands.variants_of(made))

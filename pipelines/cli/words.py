@@ -95,7 +95,6 @@ def _spaced(words: Sequence[str]) -> Fault:
 
 
 def _bare(word: str, command: str) -> Fault:
-    """Explain a word that is neither an option nor an override."""
     if word in COMMANDS:
         return Fault(
             f"'{command}' and '{word}' are two commands.",

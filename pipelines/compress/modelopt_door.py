@@ -327,7 +327,6 @@ def merge_fused_scales(model: torch.nn.Module, family: Family, dtype: torch.dtyp
 
 
 def _decoder(family: Family) -> str:
-    """Return ModelOpt's name for the decoder."""
     if family.modelopt_type is None:
         raise UserError(
             f"ModelOpt cannot export {family.architecture} to a TensorRT-LLM checkpoint.",

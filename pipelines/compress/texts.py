@@ -222,7 +222,6 @@ def _parse(text: str, where: str, todo: str) -> Any:
 
 
 def _cell(row: Any, column: str, where: str) -> Row:
-    """Return what a row, an object or a string, has in a column."""
     if isinstance(row, str):
         return where, column, row
     if not isinstance(row, dict):

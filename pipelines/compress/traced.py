@@ -307,8 +307,6 @@ def _kv_rounding(checkpoint: Checkpoint) -> list[Rounding]:
 
 
 class _RoundedCache(DynamicCache):
-    """A KV cache that holds rounded values."""
-
     def __init__(self, rounding: Sequence[Rounding]) -> None:
         super().__init__()
         self._rounding = rounding

@@ -95,7 +95,6 @@ def train(job: TrainingJob, blocks: torch.Tensor, progress: Progress, rank: int 
 
 
 def _untrained(source: ModelFolder, spec: RecoverySpec, device: str) -> TrainedWeights:
-    """Return the weights from before training."""
     if spec.recover.sharding == "none":
         return TrainedWeights(load_model(source, "float32", device), source, spec)
     weights = TrainedWeights(empty_model(source, "float32"), source, spec)

@@ -108,7 +108,6 @@ def _start(job: TrainingJob, rank: int) -> SupervisedProcess:
 
 
 def _check(job: TrainingJob, started: list[SupervisedProcess]) -> None:
-    """Raise the error of a process that has failed."""
     failed = [(rank, process) for rank, process in enumerate(started) if process.poll()]
     if not failed:
         return
@@ -290,7 +289,6 @@ def _blocks(texts: Iterable[str], tokenizer: Any, recover: RecoverSettings) -> t
 
 
 def _check_teacher(source: ModelFolder, teacher: ModelFolder) -> None:
-    """Refuse a teacher with another tokenizer."""
     ours, theirs = (load_tokenizer(each).get_vocab() for each in (source, teacher))
     if ours == theirs and source.shape.vocab_size == teacher.shape.vocab_size:
         return

@@ -120,7 +120,6 @@ def _build(target: ScriptTarget, prefix: Sequence[str] = ()) -> list[str]:
 
 
 def _start_ranks(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings) -> list[str]:
-    """Render the start of rank.sh on all ranks."""
     if cluster.kind == "mpi":
         return ["set -euo pipefail", f"{all_ranks(target, cluster)} bash {shlex.quote(str(target.folder))}/rank.sh"]
     script = [f"--output={target.runs}/serve-%j-%t.log", "bash", str(target.folder / "rank.sh")]
@@ -246,7 +245,6 @@ def write_scripts(settings: Settings, machine: Machine, overrides: Sequence[str]
 
 
 def _warn_unread(settings: Settings, target: ScriptTarget) -> None:
-    """Name the settings that nothing in these scripts follows."""
     slurm, triton, finished = settings.cluster.kind == "slurm", target.llm_api is None, target.repository is not None
     warn_unread(
         "make scripts",

@@ -469,7 +469,6 @@ def _one_node_faults(settings: Settings, served: RepositoryFacts) -> Iterator[Fa
 
 
 def _warn_unread(deployed: ClusterDeployment) -> None:
-    """Name the settings that nothing in these manifests follows."""
     settings, served, triton = deployed.settings, deployed.served, deployed.served.llm_api is None
     groups = {"manifests": settings, "serving": deployed.serving, "cluster": deployed.cluster, "image": deployed.image}
     routed = settings.route.name is not None  # a route follows the time limit of requests

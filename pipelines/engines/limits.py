@@ -173,7 +173,6 @@ def _block(raw: Mapping[str, Any], name: str, folder: Path) -> Mapping[str, Any]
 
 
 def _file_faults(flavour: str, world_size: int, folder: Path) -> list[Fault]:
-    """List files that the engine needs and lacks."""
     names = [engine.name for engine in ENGINES.values() if engine.files]
     if flavour not in names:
         return [Fault(f"{folder / CONFIG} has engine='{flavour}', which is not known.", f"Known: {', '.join(names)}.")]

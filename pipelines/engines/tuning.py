@@ -115,6 +115,5 @@ def _chosen(settings: Settings, values: Sequence[Recommended]) -> Settings:
 
 
 def _as_given(settings: Settings) -> Settings:
-    """Return the settings without anything that was chosen before."""
     groups = {name: group.as_given() for name, group in settings if isinstance(group, ChoosingGroup)}
     return settings.model_copy(update=groups)

@@ -185,7 +185,6 @@ class _Worker:
             self._rows.count(place, len(item.ids))
 
     async def _sweep(self) -> None:
-        """Give up requests that take too long."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             stamp = now()

@@ -195,7 +195,6 @@ def with_questions(goal: Goal, store: Store) -> tuple[Goal, tuple[str, ...]]:
 
 
 def _in_store(data: Download, store: Store) -> bool:
-    """Return whether an earlier run downloaded the data."""
     try:
         return store.find(data.name, node_key(Node("download.eval", data, "", {}), {})[0]) is not None
     except DamagedError:  # made again

@@ -174,7 +174,6 @@ def _devices(d: Deployment) -> Iterator[Fault]:
 
 
 def _files(work: WorkloadSettings) -> list[Fault]:
-    """Read the files of the workload: its trace, and lengths given as a file."""
     faults = list[Fault]()
     if work.trace is not None:
         with collecting(faults):

@@ -97,7 +97,6 @@ def _result(item: FormatReport, accuracy: Accuracy) -> dict[str, Any]:
 
 
 def _download(item: FormatReport) -> ReportedArtifact | None:
-    """Return the download of the model; None if it was a local folder."""
     downloads = [p for p in item.chain if p.stage == "download" and p.settings.get("repo_type", "model") == "model"]
     return downloads[0] if downloads else None
 

@@ -101,7 +101,6 @@ def _runs(data: ReportData) -> list[BenchmarkRun]:
 
 
 def _ranked(data: ReportData, item: Comparison, most_percent: float, made: Tiles | None = None) -> list[doc.Block]:
-    """Return a ranking with what it rests on."""
     notes = load_notes(item.rows)
     uncounted = [doc.Fold("Loads that do not count", (doc.BulletList(tuple(notes)),))] if notes else []
     tuning = [doc.Text(item.tuning)] if item.tuning else []

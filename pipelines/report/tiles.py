@@ -50,7 +50,6 @@ def _engines(data: ReportData) -> Card:
 
 
 def _size(main: Comparison, chosen: FormatRow) -> Card:
-    """Return the size of the chosen engine against that of the 16-bit one."""
     size = chosen.engine_bytes
     base = next((row.engine_bytes for row in main.rows if row.variant == BASELINE), None)
     if chosen.variant == BASELINE and size:

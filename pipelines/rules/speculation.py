@@ -87,7 +87,6 @@ for the others is not known."""
 
 
 def _speculates(d: DeploymentFacts) -> Cases:
-    """Return how the deployment speculates, if it does."""
     if d.speculation != "none" or d.build.speculative_decoding_mode is not None:
         return ({"how": f"speculative={d.speculation}"},)
     config = {} if d.writes_engine else d.llm_api.others.get("speculative_config") or {}

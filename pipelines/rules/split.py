@@ -125,7 +125,6 @@ def _groups(d: DeploymentFacts) -> Cases:
 
 
 def _working_groups(d: DeploymentFacts) -> tuple[str, str]:
-    """Say which sizes of groups work, and what to change."""
     weights = FORMATS[d.qformat].weights
     if weights.group_is_fixed:
         return f"{d.qformat.upper()} always uses groups of {weights.group}.", _larger_parts(d)

@@ -97,7 +97,6 @@ class ServingSettings(Group):
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
-        """Refuse one port for two services."""
         ports = {name: port for name in USUAL_PORTS if (port := getattr(self, name)) is not None}
         for name, port in ports.items():
             if other := next((each for each in ports if ports[each] == port and each != name), None):

@@ -189,7 +189,6 @@ def _watch(server: TritonServer | TrtllmServe, frontend: OpenAiFrontend | None, 
 
 
 def _wait_for_failure(server: TritonServer | TrtllmServe, frontend: OpenAiFrontend | None) -> ServerFailedError:
-    """Return why the server, or the service in front of it, ended."""
     while True:
         try:
             server.check()
@@ -251,7 +250,6 @@ def _say_completion(url: str, model: str, prompt: str, *, asks_key: bool = False
 
 
 def _say_exposure(server: TritonServer) -> None:
-    """Warn about the endpoints that a server exposes beyond loopback."""
     host = server.settings.host
     reach = "every network of this machine" if host == "0.0.0.0" else f"whoever reaches {host}"
     say(f"serving.host={host} opens these to {reach}.")

@@ -319,7 +319,6 @@ class TritonServer(ServerProcess):
         return StartCrashError.of(why.faults) if by_chance else why
 
     def _abort(self) -> None:
-        """End a failed start without draining, since no requests are running."""
         if self._process is not None:
             self.kill()
             remove_own(self._shm_prefix)

@@ -407,7 +407,6 @@ def _fault(group: type[Group], prefix: str, item: Mapping[str, Any]) -> Fault:
 
 
 def _unknown(group: type[Group], prefix: str, loc: tuple[Any, ...]) -> Fault:
-    """Explain a key that its group does not have."""
     place, name, names = (prefix + ".".join(map(str, loc[:-1]))).rstrip("."), str(loc[-1]), _keys_at(group, loc[:-1])
     key = f"{place}.{name}".lstrip(".")
     if known := former(key):

@@ -154,7 +154,6 @@ def _syntax_fault(text: str) -> Fault:
 
 
 def _is_open(value: str) -> bool:
-    """Return whether brackets or quotes are unbalanced."""
     expected: list[str] = []
     quote = ""
     for letter in re.sub(r"\\.", "", value):
@@ -299,7 +298,6 @@ def _key_faults(key: str, text: str, override: Any, keys: set[str]) -> list[Faul
 
 
 def _unknown_key(key: str, value: str, keys: set[str]) -> Fault:
-    """Make the fault for an unknown or removed key."""
     message = f"'{key}' is not a known setting."
     if known := former(key):
         return known

@@ -110,7 +110,6 @@ class Diagnose:
         return {"accused": str(accused.stage) if accused else None, "sentence": result.sentence()}
 
     def _not_run(self, inputs: Mapping[str, Path], *, served: bool) -> dict[str, str]:
-        """Return why stages are not run, by stage."""
         reasons = {Place.GPU_ENGINE: "its logits are not read by this project; diagnose the same checkpoint on the CPU"}
         if self._why_not_simulated:
             reasons[Place.MODELOPT] = self._why_not_simulated

@@ -224,7 +224,6 @@ def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Swee
 
 
 def _ended(cell: SweepCell, folder: Path) -> SweepCell:
-    """Mark a cell as failed if it ended without a result."""
     if cell.ended:
         return cell
     cell = cell.failed(

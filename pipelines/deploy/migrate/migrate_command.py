@@ -243,7 +243,6 @@ def _draft(settings: Settings) -> dict[str, Any]:
 
 
 def _of_settings(deployment: Deployment) -> OldDeployment:
-    """Return a deployment of this project for TensorRT-LLM 1.2."""
     settings, shape, form = deployment.settings, deployment.shape, FORMATS[deployment.settings.quant.qformat]
     triton = {name: value for name, value in settings.triton.model_dump().items() if name in WORDS["triton"]}
     triton["enable_kv_cache_reuse"] = settings.kv_cache.enable_block_reuse

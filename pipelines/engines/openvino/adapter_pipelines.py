@@ -148,14 +148,12 @@ def _step_output(sequence: Sequence, output: Any) -> StepOutput:
 
 
 def _complete(sequence: Sequence, step: StepOutput) -> StepOutput:
-    """Give a request that is not streamed all its tokens at once."""
     if not sequence.streams_tokens:
         step.rows, step.log_probs = [sequence.tokens], [sequence.log_probs]
     return step
 
 
 def _best_beams(sequence: Sequence) -> StepOutput:
-    """Rank the beams by their score."""
     request = sequence.request
     outputs = sorted(sequence.handle.read_all(), key=lambda output: output.score, reverse=True)
     step = StepOutput([], [], ended=True)

@@ -268,7 +268,6 @@ def _lines(file: Path, process: SupervisedProcess) -> Iterator[str]:
 
 
 def _failure(log: BuildLog, ended: str, out_dir: Path, on_gpu: OnGpu) -> Exception:
-    """Return an error that explains the failure, and keep the log."""
     reason = log.failure() or "it printed nothing"
     full = shutil.disk_usage(out_dir).free < MIB  # in that case the log may have stopped before mentioning it
     if full or "No space left on device" in reason:
@@ -283,7 +282,6 @@ def _failure(log: BuildLog, ended: str, out_dir: Path, on_gpu: OnGpu) -> Excepti
 
 
 def _keep_log(out_dir: Path, on_gpu: OnGpu) -> Path:
-    """Keep the log of a build whose output is deleted."""
     on_gpu.failed_logs.mkdir(parents=True, exist_ok=True)
     log_file = on_gpu.failed_logs / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}-{LOG}"
     shutil.copyfile(out_dir / LOG, log_file)

@@ -423,7 +423,6 @@ def _facts() -> dict[str, Any]:
 
 
 def _effects(option: str, judges: tuple[VersionTable, ...]) -> list[Mapping[str, Any]]:
-    """Return the effects that every judging version has on an option."""
     return [
         each
         for each in _facts()["ignored"]

@@ -117,7 +117,6 @@ def _slots(axes: Axes, drawn: DrawnRun, count: int, until: float, theme: Theme) 
 
 
 def _of_slots(drawn: DrawnRun) -> str:
-    """Say which slots are drawn, if not all are."""
     if drawn.rows == drawn.slots:
         return ""
     first = f"first {drawn.rows} of " if drawn.rows < drawn.used else ""

@@ -141,8 +141,6 @@ def _add_openai(
 
 
 def _add_tokens(app: FastAPI, served: ServedModel, limits: Limits, read: Read, reader: Reader) -> None:
-    """Add vLLM's endpoints of the tokenizer."""
-
     @app.post("/tokenize")
     async def tokenize(request: Request) -> dict[str, Any]:
         _check_type(request)
@@ -158,8 +156,6 @@ def _add_tokens(app: FastAPI, served: ServedModel, limits: Limits, read: Read, r
 
 
 def _add_health(app: FastAPI, served: ServedModel, backend: Backend) -> None:
-    """Add the endpoints for load balancers and Prometheus."""
-
     @_readable(app, "/health")
     @_readable(app, "/v1/health/ready")
     @_readable(app, "/v2/health/ready")
@@ -394,7 +390,6 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 def _paths(app: FastAPI, method: str) -> str:
-    """List the paths that take a method."""
     routes = [route for route in app.routes if isinstance(route, Route)]
     taking = [route.path_format for route in routes if method in (route.methods or ())]
     return f"{method} {', '.join(dict.fromkeys(taking))}" if taking else "nothing"
@@ -405,7 +400,6 @@ def _model(served: ServedModel) -> dict[str, Any]:
 
 
 def _get(url: str) -> str | None:
-    """Return a page; None if its server does not respond."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return str(answer.read().decode())

@@ -228,7 +228,6 @@ class Backend:
                 self._run(self._leave(call, results, model, request["request_id"]))
 
     async def _leave(self, call: Any, results: asyncio.Queue[Any], model: str, request_id: str) -> None:
-        """Drain an abandoned stream."""
         ended = asyncio.create_task(_drain(results))
         # Triton tells a step of an ensemble that runs of no cancellation; an encoder is soon at its end
         if model in (ENGINE, ENSEMBLE, ENCODERS):

@@ -301,7 +301,6 @@ def _check_places(tokens: list[int], pictures: int, model: ServedModel, param: s
 def _rendered(
     messages: list[Message], values: Mapping[str, Any], model: ServedModel, limits: Limits
 ) -> tuple[str, tuple[bytes | str, ...]]:
-    """Return the text of a chat and its pictures."""
     plain = [message.plain(sees=model.pictures is not None) for message in messages]
     parts = [part for message in plain if isinstance(message["content"], list) for part in message["content"]]
     urls = [part.pop("url") for part in parts if "url" in part]
