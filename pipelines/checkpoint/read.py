@@ -19,13 +19,7 @@ from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.checkpoint.tensors import TensorFile, numpy_dtype
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import FAMILIES
-from pipelines.domain.formats import (
-    FLOAT_WEIGHTS,
-    FP8_WEIGHTS,
-    INT4_AS_FP8_WEIGHTS,
-    INT4_WEIGHTS,
-    INT8_WEIGHTS,
-)
+from pipelines.domain.formats import FLOAT_WEIGHTS, FP8_WEIGHTS, INT4_AS_FP8_WEIGHTS, INT4_WEIGHTS, INT8_WEIGHTS
 
 Array = np.ndarray[Any, Any]
 

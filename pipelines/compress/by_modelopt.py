@@ -12,13 +12,7 @@ from pipelines.checkpoint.describe import describe
 from pipelines.checkpoint.unified import describe_unified
 from pipelines.compress import modelopt_door, transformers_door
 from pipelines.compress.by_tensor import QuantizeTask
-from pipelines.compress.calibration import (
-    ProgressRecord,
-    calibrated_on,
-    calibration_facts,
-    new_files_removed,
-    stamp,
-)
+from pipelines.compress.calibration import ProgressRecord, calibrated_on, calibration_facts, new_files_removed, stamp
 from pipelines.compress.checkpoint_layout import CheckpointLayout, FolderLayout, RanksLayout
 from pipelines.compress.contexts import BATCHES, gpu_memory_named, muted
 from pipelines.compress.one_layer import LayerSource

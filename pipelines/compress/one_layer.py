@@ -18,16 +18,7 @@ import torch
 
 from pipelines.compress.calibration import CalibrationSet, PassEnded, checked
 from pipelines.compress.loading import hf_config
-from pipelines.compress.model_folder import (
-    EMBEDDING,
-    HEAD,
-    NORM,
-    ModelFolder,
-    ModelWeights,
-    fill,
-    raw,
-    torch_dtype,
-)
+from pipelines.compress.model_folder import EMBEDDING, HEAD, NORM, ModelFolder, ModelWeights, fill, raw, torch_dtype
 from pipelines.compress.moments import AwqSearch
 from pipelines.compress.transformers_door import AutoModelForCausalLM, GenerationConfig
 from pipelines.domain.errors import UserError

@@ -28,13 +28,7 @@ from pipelines.compress.checkpoint_layout import CheckpointLayout, copy_vocabula
 from pipelines.compress.config import SEARCH_CAP, CalibrationSettings
 from pipelines.compress.contexts import f32_products, muted
 from pipelines.compress.loading import load_model, load_tokenizer
-from pipelines.compress.model_folder import (
-    EMBEDDING,
-    look_at,
-    pick_dtype,
-    torch_dtype,
-    true_name,
-)
+from pipelines.compress.model_folder import EMBEDDING, look_at, pick_dtype, torch_dtype, true_name
 from pipelines.compress.moments import observed
 from pipelines.compress.one_layer import HiddenStates, LayerSource
 from pipelines.compress.recipes import Config, modelopt_config

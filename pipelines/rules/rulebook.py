@@ -9,18 +9,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import LONGROPE, PLAIN_LONGROPE, PLAIN_YARN, ROPE_TYPES, Rotary
 from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.rules import attention, builder, cpu, edge, gpu, llmapi, lora, speculation, split
-from pipelines.rules.record import (
-    BUILT,
-    GPU,
-    ON_GPUS,
-    BrokenRule,
-    Cases,
-    DeploymentFacts,
-    Rule,
-    either,
-    judge,
-    known,
-)
+from pipelines.rules.record import BUILT, GPU, ON_GPUS, BrokenRule, Cases, DeploymentFacts, Rule, either, judge, known
 from pipelines.rules.split import GUIDED, MODEL_CONFIG, MULTIMODAL, REUSE, ROPE, TEMPLATES
 
 # Rotary position embedding: what a TensorRT-LLM checkpoint can express.

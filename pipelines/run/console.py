@@ -24,13 +24,7 @@ from pipelines.plan.needs import needs
 from pipelines.plan.plan import Plan
 from pipelines.run.gpu_commands import gpu_commands
 from pipelines.run.runner import StepOutcome
-from pipelines.stages.evaluate import (
-    Evaluate,
-    EvaluateByTrtllmServe,
-    EvaluateReference,
-    EvaluateServed,
-    baseline_of,
-)
+from pipelines.stages.evaluate import Evaluate, EvaluateByTrtllmServe, EvaluateReference, EvaluateServed, baseline_of
 from pipelines.stages.fidelity import FidelityServed
 from pipelines.store.manifest import read_manifests
 from pipelines.store.store import Artifact, Store, subfolders

@@ -16,13 +16,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from pipelines.domain.errors import UserError
 from pipelines.engines.config import OpenVinoSettings
 from pipelines.engines.openvino.memory import blocks_of
-from pipelines.engines.openvino.runtime import (
-    EngineFolder,
-    OpenVinoOptions,
-    kv_block_bytes,
-    kv_blocks,
-    kv_precision,
-)
+from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions, kv_block_bytes, kv_blocks, kv_precision
 from pipelines.settings.base import Group, Positive
 
 PREFIX = "openvino_"

@@ -11,13 +11,7 @@ import openvino as ov
 from openvino import opset13 as op
 
 from pipelines.engines.openvino.memory import inference_precision, usual_kv_precision
-from pipelines.engines.openvino.runtime import (
-    FIRST_TOKENS,
-    EngineFolder,
-    OpenVinoOptions,
-    arithmetic,
-    properties,
-)
+from pipelines.engines.openvino.runtime import FIRST_TOKENS, EngineFolder, OpenVinoOptions, arithmetic, properties
 from pipelines.engines.openvino.weights import scalar
 
 Array = np.ndarray[Any, Any]

@@ -15,14 +15,7 @@ import pytest
 from pipelines.serving.process import TritonServer
 from tests.conftest import ROOT
 from tests.contract.faults.conftest import QUEUE
-from tests.contract.faults.well_behaved import (
-    PROMPT,
-    References,
-    core,
-    gauge,
-    is_idle,
-    resident_bytes,
-)
+from tests.contract.faults.well_behaved import PROMPT, References, core, gauge, is_idle, resident_bytes
 from tests.support.eventually import eventually
 from tests.support.served_gemma import Client
 

@@ -26,13 +26,7 @@ from pipelines.serving.locate import why_no_server
 from pipelines.serving.logs import ServerFailedError
 from pipelines.serving.ports import answers_200
 from pipelines.serving.process import TritonServer
-from tests.contract.serving.echo_repository import (
-    CONFIG,
-    write_echo,
-    write_failing,
-    write_model,
-    write_stubborn,
-)
+from tests.contract.serving.echo_repository import CONFIG, write_echo, write_failing, write_model, write_stubborn
 from tests.support.eventually import eventually, lives
 
 pytestmark = pytest.mark.skipif(why_no_server(ServingSettings()) is not None, reason="needs a tritonserver")

@@ -8,14 +8,7 @@ import re
 
 import pytest
 
-from eval.compare import (
-    alone_rows,
-    alone_table,
-    in_points,
-    loss_rows,
-    loss_table,
-    verdict_sentence,
-)
+from eval.compare import alone_rows, alone_table, in_points, loss_rows, loss_table, verdict_sentence
 from eval.results import Score
 from eval.verdict import USUAL, Criteria
 

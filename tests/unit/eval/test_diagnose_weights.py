@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 
 from eval.diagnose.arithmetic import Suspect, best_codes, compare, explain
-from pipelines.domain.formats import (
-    FLOAT_WEIGHTS,
-    FP4_WEIGHTS,
-    FP8_WEIGHTS,
-    INT4_WEIGHTS,
-    INT8_WEIGHTS,
-    WeightKind,
-)
+from pipelines.domain.formats import FLOAT_WEIGHTS, FP4_WEIGHTS, FP8_WEIGHTS, INT4_WEIGHTS, INT8_WEIGHTS, WeightKind
 
 GROUP = {INT4_WEIGHTS: 32, FP4_WEIGHTS: 16}
 KINDS = (FP8_WEIGHTS, INT8_WEIGHTS, INT4_WEIGHTS, FP4_WEIGHTS)
