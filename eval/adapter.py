@@ -1,7 +1,5 @@
 """Adapt our engine to lm-eval, which builds the prompts and splits the tokens, while the session scores them."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math
@@ -121,7 +119,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         progress: Progress,
         *,
         max_prompt: int | None = None,
-        chat: ChatPrompts | None = None,
+        chat: "ChatPrompts | None" = None,
         pictures: ScoredPictures | None = None,
     ) -> None:
         super().__init__()

@@ -1,7 +1,5 @@
 """Evaluate over an OpenAI-compatible server: log probabilities of answers, or the answers."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json
@@ -402,7 +400,7 @@ class TritonGrpc(OpenAiServer):
             return await _text(backend, self.model, body)
 
 
-async def _text(backend: Backend, model: str, body: Json) -> Json:
+async def _text(backend: "Backend", model: str, body: Json) -> Json:
     drawn = {name: body[name] for name in ("temperature", "top_p", "seed") if name in body}
     schema = json.dumps(body["response_format"]["json_schema"]["schema"]) if "response_format" in body else None
     inputs = text_inputs(body["prompt"], body["max_tokens"], body.get("stop", ()), json_schema=schema, **drawn)

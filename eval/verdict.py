@@ -13,8 +13,6 @@ The tests are in `eval.exact`.
 docs/accuracy.md explains all this.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -68,7 +66,7 @@ class Criteria:
         return self.margin_points / 100
 
     @classmethod
-    def of(cls, settings: EvalSettings) -> Criteria:
+    def of(cls, settings: "EvalSettings") -> "Criteria":
         """Return the criteria that the settings state."""
         return cls(settings.margin_points, settings.false_go)
 

@@ -1,7 +1,5 @@
 """Decoded weights of linears against the model's own, and which scale is wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -39,7 +37,7 @@ class Part:
         source: its weight there, [O, I].
     """
 
-    model: TracedModel
+    model: "TracedModel"
     module: str
     layer: int | None
     part: str

@@ -1,7 +1,5 @@
 """Clients of the served models: those of a Triton server one by one, and an OpenAI-compatible service."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
@@ -117,7 +115,7 @@ class LastStage:
     """The last stage before the servers."""
 
     session: LogitsSession | None
-    model: TracedModel
+    model: "TracedModel"
     new_tokens: int
     stop: frozenset[int]
     progress: Progress
@@ -170,7 +168,7 @@ class RightAnswers:
         prompt = self.tokenizer.decode(list(item.ids), skip_special_tokens=skip)
         return str(whole)[len(prompt) :]
 
-    def of_texts(self) -> RightAnswers:
+    def of_texts(self) -> "RightAnswers":
         """Return what is expected of a server that takes no messages."""
         items = [item for item in self.items if item.text]
         return self if len(items) == len(self.items) else replace(self, items=items)

@@ -9,8 +9,6 @@ sum q = r and q <= c gives q = min(c, s p) with one factor s (the conditions of 
 convex). Without the limit c this is the log-sum inequality. There is no upper bound: an unknown q may be 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,7 +44,7 @@ class KnownTokens:
     targets: Array
     target_logprobs: Array
 
-    def part(self, which: slice) -> KnownTokens:
+    def part(self, which: slice) -> "KnownTokens":
         """Return some of the positions."""
         return KnownTokens(self.ids[which], self.logprobs[which], self.targets[which], self.target_logprobs[which])
 
@@ -158,7 +156,7 @@ class BoundFigures:
     perplexity: float
 
     @classmethod
-    def of(cls, positions: BoundedPositions) -> BoundFigures:
+    def of(cls, positions: BoundedPositions) -> "BoundFigures":
         """Summarize positions; all four figures grow with every divergence, so bounds give bounds."""
         mass, top1 = float(positions.known_mass.mean()), float(positions.same_top.mean())
         nlls = (positions.reference_nll, positions.other_nll)

@@ -3,8 +3,6 @@
 Shapes: B windows read together, T tokens of each, t tokens of one slice, V vocabulary, N = B t positions.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -78,7 +76,7 @@ def check_sides(reference: Side, other: Side) -> None:
 
 
 def measure(
-    reference: Side, other: Side, texts: Sequence[Windows], scratch: Path, progress: Progress, /, **labels: Any
+    reference: Side, other: Side, texts: "Sequence[Windows]", scratch: Path, progress: Progress, /, **labels: Any
 ) -> FidelityResult:
     """Let both read all texts, and then the reference against itself for the noise.
 
@@ -234,7 +232,7 @@ def _in_order(blocks: Any) -> list[str]:
 
 
 def greedy(
-    reference: Side, other: Side, texts: Sequence[Windows], *, prompts: int, new_tokens: int, progress: Progress
+    reference: Side, other: Side, texts: "Sequence[Windows]", *, prompts: int, new_tokens: int, progress: Progress
 ) -> GreedyFidelity:
     """Continue beginnings of windows greedily on both, one engine at a time; find the first token that differs."""
     rows = [row for text in texts for row in text.rows]
@@ -251,7 +249,7 @@ def greedy(
 
 
 def layer_errors(
-    reference: Side, other: Side, texts: Sequence[Windows], *, scaled: bool, progress: Progress
+    reference: Side, other: Side, texts: "Sequence[Windows]", *, scaled: bool, progress: Progress
 ) -> LayerErrors:
     """Compare the outputs of all decoder blocks, and the weights of all linears.
 

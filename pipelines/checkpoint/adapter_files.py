@@ -1,7 +1,5 @@
 """Read the folder of a LoRA adapter that peft wrote: the one reader of planning, conversion and the CPU engine."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,7 +41,7 @@ class AdapterFiles:
     scalings: Mapping[str, float]
 
     @classmethod
-    def read(cls, folder: Path, name: str = "") -> AdapterFiles:
+    def read(cls, folder: Path, name: str = "") -> "AdapterFiles":
         """Read the configuration and the header of the weights.
 
         Args:
@@ -61,7 +59,7 @@ class AdapterFiles:
         ranks = {module: _rank(tensors, module) for module in modules}
         return cls(folder, tensors, scalings(config, str(folder / CONFIG), ranks))
 
-    def matrices(self, module: str) -> tuple[Array, Array]:
+    def matrices(self, module: str) -> "tuple[Array, Array]":
         """Return A [rank, inputs] and scaling * B [outputs, rank] of a module, float32.
 
         Raises:

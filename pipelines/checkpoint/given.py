@@ -3,8 +3,6 @@
 `declarations` reads config.json, `stored_linears` checks the tensors, and `packings` decodes them.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -240,7 +238,7 @@ def _order_faults(folder: Path, block: Mapping[str, Any]) -> Iterator[Fault]:
                 return
 
 
-def _in_order(groups: Array, group_size: int) -> bool:
+def _in_order(groups: "Array", group_size: int) -> bool:
     import numpy as np
 
     size = len(groups) if group_size == WHOLE_ROW else group_size

@@ -4,8 +4,6 @@ Source: Transformers 5.14 `LlavaConfig`, `LlavaNextConfig` (LLaVA 1.6), `CLIPVis
 `MistralConfig`, and their defaults, on which the folders rely for sizes of the language model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +64,7 @@ class VisionShape:
     grids: tuple[tuple[int, int], ...] = ()
 
     @property
-    def tiling(self) -> Tiling:
+    def tiling(self) -> "Tiling":
         """How pictures are cut for the encoder."""
         from pipelines.checkpoint.pictures import Tiling  # loads numpy, which planning does without
 
@@ -92,7 +90,7 @@ class VisionShape:
         return 2 * tiles * patches * (7 * self.hidden_size + self.intermediate_size + self.heads * patches)
 
     @classmethod
-    def read(cls, folder: Path) -> VisionShape:
+    def read(cls, folder: Path) -> "VisionShape":
         """Read the folder of a whole LLaVA.
 
         Raises:
@@ -104,7 +102,7 @@ class VisionShape:
         return cls.of(json_object(config), str(config))
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], source: str) -> VisionShape:
+    def of(cls, config: Mapping[str, Any], source: str) -> "VisionShape":
         """Read the config.json of a whole LLaVA.
 
         Raises:

@@ -4,8 +4,6 @@ Format (https://github.com/huggingface/safetensors#format): 8 bytes little-endia
 JSON {name: {dtype, shape, data_offsets: [begin, end)}}, then the tensors back to back.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -70,7 +68,7 @@ class TensorInfo:
         return TensorSpec(self.dtype, self.shape)
 
 
-def numpy_dtype(dtype: str) -> np.dtype[Any]:
+def numpy_dtype(dtype: str) -> "np.dtype[Any]":
     """Return the numpy (or ml_dtypes) type for a safetensors dtype such as "BF16"."""
     import ml_dtypes  # noqa: F401 - gives numpy the types that it lacks
     import numpy as np
@@ -175,7 +173,7 @@ class TensorFile(Mapping[str, "np.ndarray[Any, Any]"]):
         self.header = read_header(path)
         self._map: np.ndarray[Any, Any] | None = None
 
-    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+    def __getitem__(self, name: str) -> "np.ndarray[Any, Any]":
         import numpy as np
 
         info = self.header[name]

@@ -4,8 +4,6 @@ Rules: TensorRT-LLM 1.2 `modeling_utils.py`, `quantization/mode.py`, `docs/sourc
 dtypes and shapes of quantized tensors are those that ModelOpt 0.37.0 and 0.47.0 export (measured, identical in both).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -309,7 +307,7 @@ _NOT_FINITE = {"BF16": ("u2", 0x7F80), "F16": ("u2", 0x7C00), "F32": ("u4", 0x7F
 _CHUNK = 1 << 24  # elements checked at a time, which keeps temporaries below 100 MiB
 
 
-def _any_not_finite(array: np.ndarray[Any, Any], dtype: str) -> bool:
+def _any_not_finite(array: "np.ndarray[Any, Any]", dtype: str) -> bool:
     unsigned, bits = _NOT_FINITE[dtype]
     flat = array.reshape(-1).view(unsigned)
     return any(((flat[at : at + _CHUNK] & bits) == bits).any() for at in range(0, flat.size, _CHUNK))

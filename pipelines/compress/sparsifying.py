@@ -1,7 +1,5 @@
 """Make a model folder 2:4 sparse layer by layer: prune, write, and count the zeros in the written files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from math import prod
 from pathlib import Path
@@ -97,7 +95,7 @@ def sparsify(
 
 
 def _prune_layers(
-    folder: PrunedFolder, layers: LayerSource, states: HiddenStates | None, record: ProgressRecord, progress: Progress
+    folder: "PrunedFolder", layers: LayerSource, states: HiddenStates | None, record: ProgressRecord, progress: Progress
 ) -> set[str]:
     """Prune the layers that `record` does not know yet, and return the names of all pruned weights."""
     linears = [f"{name}.weight" for name in LINEARS if f"{name}.weight" in layers.names]

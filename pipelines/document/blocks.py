@@ -1,7 +1,5 @@
 """Blocks of a report, understood by both renderers. All strings are plain text."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterable, Sequence
@@ -109,7 +107,7 @@ class Fold:
     """Blocks that are collapsed at first."""
 
     title: str
-    blocks: tuple[Block, ...]
+    blocks: "tuple[Block, ...]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +124,7 @@ class RankingStep:
     at: float | None
     answer: Callout
     table: Table
-    cards: tuple[Card, ...] = ()
+    cards: "tuple[Card, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,5 @@
 """Judge after each level whether the client was the limit, from reports of the client processes and the machine."""
 
-from __future__ import annotations
-
 import math
 import time
 import urllib.request
@@ -85,7 +83,7 @@ def other_work(*, wait: bool, note: Callable[[str], None]) -> str:
 
 
 def judge(
-    reports: Sequence[ClientReport],
+    reports: "Sequence[ClientReport]",
     requests: RequestColumns,
     summary: Summary,
     machine: MachineLoad,
@@ -241,7 +239,7 @@ class Chunks:
         return stamps
 
 
-def collected(reports: Sequence[ClientReport], start_ns: int) -> RequestColumns:
+def collected(reports: "Sequence[ClientReport]", start_ns: int) -> RequestColumns:
     """Take the rows of all reports, which are empty afterwards; in the order of the load, ns from its start."""
     rows = [report.rows for report in reports]
     numbers = np.concatenate([np.frombuffer(each.numbers, np.int64) for each in rows]).reshape(-1, rows[0].WIDE)

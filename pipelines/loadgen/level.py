@@ -7,8 +7,6 @@ Whole: a closed loop warms the server up and ends; then users or schedule start 
 first request to the last response.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -165,7 +163,7 @@ class _Run:
         window, load = self._window(requests), machine.load()
         return LevelOutcome(requests, window, self._start, reports, load, server, self._reason, self._saturated)
 
-    def _follow(self, show: View) -> None:
+    def _follow(self, show: "View") -> None:
         clients = self._bench.clients
         while not clients.finished(_POLL_S):
             now = monotonic_ns()

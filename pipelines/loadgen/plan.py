@@ -1,7 +1,5 @@
 """Draw each level's requests before it starts: prompts, lengths and due times. Same settings, same load."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -151,9 +149,9 @@ class PlannedRequest:
     history: tuple[str, ...] = ()
     images: tuple[int, ...] = ()
     image_side: int = 0
-    then: tuple[tuple[int, PlannedRequest], ...] = ()
+    then: "tuple[tuple[int, PlannedRequest], ...]" = ()
 
-    def renewed(self, words: Mapping[str, int], times: int) -> PlannedRequest:
+    def renewed(self, words: Mapping[str, int], times: int) -> "PlannedRequest":
         """Return the same request with other pictures or another word behind the common prefix, new to a KV cache.
 
         Args:

@@ -5,8 +5,6 @@ that are single tokens in any context are found first, and texts made of them ke
 again before use, and repaired if tokens merged after all.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 import zlib
@@ -169,7 +167,7 @@ _CELLS = 24
 """Squares of a picture in a row and in a column, so that every patch of an encoder differs between pictures."""
 
 
-def picture(seed: int, side: int) -> np.ndarray[Any, Any]:
+def picture(seed: int, side: int) -> "np.ndarray[Any, Any]":
     """Return a picture of coloured squares, uint8 [side, side, 3]; another seed gives other colours everywhere."""
     import numpy as np  # planning does without it
 
@@ -178,7 +176,7 @@ def picture(seed: int, side: int) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(cells[places][:, places])
 
 
-def png(pixels: np.ndarray[Any, Any]) -> bytes:
+def png(pixels: "np.ndarray[Any, Any]") -> bytes:
     """Return the PNG file of a picture, uint8 [height, width, 3]."""
     import numpy as np
 

@@ -1,7 +1,5 @@
 """A client process: keeps streams to the server open, sends requests when they are due, and stamps the responses."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc
@@ -158,7 +156,7 @@ class _Worker:
                 gc.enable()
                 gc.unfreeze()
 
-    async def _measured(self, load: _Closed | _Open, start: int) -> ClientReport:
+    async def _measured(self, load: "_Closed | _Open", start: int) -> ClientReport:
         lag: list[int] = []
         helpers = [asyncio.create_task(_watch_lag(lag)), asyncio.create_task(self._sweep())]
         cpu, wall = time.process_time_ns(), now()

@@ -1,7 +1,5 @@
 """Build the trend report from verdict and history, using the blocks shared by all reports."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -34,7 +32,7 @@ def cell_trend(record: Record, lines: Sequence[Series], name: str) -> doc.Figure
     if not panels:
         return None
 
-    def draw(figure: Drawing, theme: Theme) -> None:
+    def draw(figure: "Drawing", theme: Theme) -> None:
         rows = (len(panels) + 1) // 2
         grid = figure.subplots(rows, 2, squeeze=False)
         for place in range(2 * rows):
@@ -71,7 +69,7 @@ def _lines(base: str, record: Record, lines: Sequence[Series], nights: Sequence[
     return [(load, list(line.values[-len(nights) :]), line) for (name, _, load), line in named_lines if name == base]
 
 
-def _panel(axes: Axes, base: str, lines: Sequence[Line], nights: Sequence[Record], theme: Theme) -> None:
+def _panel(axes: "Axes", base: str, lines: Sequence[Line], nights: Sequence[Record], theme: Theme) -> None:
     factor = scale(base)
     for index, (load, values, line) in enumerate(lines):
         points = [(x, factor * value) for x, value in enumerate(values) if value is not None]

@@ -1,7 +1,5 @@
 """Sections on how checkpoints were made: a searched mix of formats, pruning, recovery training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +91,7 @@ def _mix_picture(item: FormatReport, formats: Mapping[str, str]) -> Figure:
     layers, names = 1 + max(layer for layer, _ in cells), [name for name in LINEARS if (0, name) in cells]
     used = [qformat for qformat in QFormat if qformat in cells.values()]
 
-    def draw(figure: Drawing, theme: Theme) -> None:
+    def draw(figure: "Drawing", theme: Theme) -> None:
         axes = figure.subplots()
         for (layer, name), qformat in cells.items():
             row, colour = names.index(name), theme.series(used.index(qformat))
@@ -195,7 +193,7 @@ def recovery_terms(facts: Facts) -> tuple[tuple[str, str], ...]:
 def _losses(item: FormatReport, facts: Facts) -> list[Block]:
     trained, held_out = facts["losses"], facts["held_out_losses"]
 
-    def draw(figure: Drawing, theme: Theme) -> None:
+    def draw(figure: "Drawing", theme: Theme) -> None:
         axes = figure.subplots()
         for index, (name, points) in enumerate((("trained on", trained), ("held out", held_out))):
             steps, losses = zip(*points, strict=True) if points else ((), ())

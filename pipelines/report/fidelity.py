@@ -1,7 +1,5 @@
 """The report's section on fidelity: how far predictions are from the 16-bit model's, with pictures."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -114,7 +112,7 @@ def _divergences(compared: Sequence[tuple[FormatReport, ReportedFidelity]], seve
     values = [value for pair in figures for each in pair for value in (each.kl_median, each.kl_max) if value > 0]
     low, high = min(values, default=1e-9) / 3, max(values, default=1.0) * 3
 
-    def draw(figure: Drawing, theme: Theme) -> None:
+    def draw(figure: "Drawing", theme: Theme) -> None:
         axes = figure.subplots()
         plain_log(axes, "x", [low, high])
         axes.set_xlim(low, high)
@@ -150,7 +148,7 @@ def _divergences(compared: Sequence[tuple[FormatReport, ReportedFidelity]], seve
     )
 
 
-def _spread(axes: Axes, figures: Figures, at: float, colour: str, low: float, name: str) -> None:
+def _spread(axes: "Axes", figures: Figures, at: float, colour: str, low: float, name: str) -> None:
     """Draw one row; what is below the axis begins at its edge."""
     begin, mean = max(figures.kl_median, low), max(figures.kl_mean, low)
     axes.plot([begin, max(figures.kl_p99, low)], [at, at], color=colour, linewidth=2.2, solid_capstyle="butt")
@@ -172,7 +170,7 @@ def _heat_map(item: FormatReport, layers: LayerErrors) -> Figure:
             return 0.0
         return 0.04 + (STRONGEST - 0.04) * (math.log(value / low) / math.log(high / low) if high > low else 1.0)
 
-    def draw(figure: Drawing, theme: Theme) -> None:
+    def draw(figure: "Drawing", theme: Theme) -> None:
         axes = figure.subplots()
         for x, values in enumerate(columns.values()):
             for y, value in enumerate(values):

@@ -1,7 +1,5 @@
 """Compose the report's document: its content and order. The renderers only determine its appearance."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -100,7 +98,7 @@ def _runs(data: ReportData) -> list[BenchmarkRun]:
     return [run for workload in data.workloads for run in workload.runs]
 
 
-def _ranked(data: ReportData, item: Comparison, most_percent: float, made: Tiles | None = None) -> list[doc.Block]:
+def _ranked(data: ReportData, item: Comparison, most_percent: float, made: "Tiles | None" = None) -> list[doc.Block]:
     notes = load_notes(item.rows)
     uncounted = [doc.Fold("Loads that do not count", (doc.BulletList(tuple(notes)),))] if notes else []
     tuning = [doc.Text(item.tuning)] if item.tuning else []

@@ -1,7 +1,5 @@
 """Base class of all groups of settings, and the messages for values that are not valid."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -178,7 +176,7 @@ class OptionTable:
     refused: Mapping[str, str]
 
     @staticmethod
-    def of(field: FieldInfo) -> OptionTable | None:
+    def of(field: FieldInfo) -> "OptionTable | None":
         """Return the table of a field; None for a field that is no such mapping."""
         return next((each for each in field.metadata if isinstance(each, OptionTable)), None)
 
@@ -228,7 +226,7 @@ def at(values: Any, key: str, default: Any = None) -> Any:
     return values
 
 
-def group_in(annotation: Any) -> type[Group] | None:
+def group_in(annotation: Any) -> "type[Group] | None":
     """Return the class of a field that is a group, or a group or null."""
     kinds = (annotation, *get_args(annotation))
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Group)), None)

@@ -1,7 +1,5 @@
 """Diagnose: the stages of a deployment in, the first that answers wrongly out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -135,7 +133,7 @@ class Diagnose:
             return "diagnose.simulate=false"
         return self.quantize.why_not_simulated
 
-    def _serve(self, stack: ExitStack, inputs: Mapping[str, Path], progress: Progress) -> Servers:
+    def _serve(self, stack: ExitStack, inputs: Mapping[str, Path], progress: Progress) -> "Servers":
         """Return where the given server is, or start Triton and the OpenAI-compatible service on the repository."""
         from eval.diagnose.servers import Servers
 

@@ -1,7 +1,5 @@
 """Evaluate: an engine in, its accuracy on each question out."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping
@@ -295,7 +293,7 @@ class EvaluateByTrtllmServe(EvaluateServed):
                 raise
 
 
-def server_of(settings: EvalSettings, identity: Mapping[str, Any], place: Path, progress: Progress) -> OpenAiServer:
+def server_of(settings: EvalSettings, identity: Mapping[str, Any], place: Path, progress: Progress) -> "OpenAiServer":
     """Return the client of the server that runs already, with what it answered before in a run that was stopped.
 
     Args:

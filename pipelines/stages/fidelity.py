@@ -1,7 +1,5 @@
 """Fidelity: two engines in, how close the predictions of one are to those of the other out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,7 +58,7 @@ class _Reading:
             **({"file_type": mine.suffix, "column": self.fidelity.column} if mine else {}),
         }
 
-    def _side(self, folder: Path, name: str) -> Side:
+    def _side(self, folder: Path, name: str) -> "Side":
         """Open an engine, which loads nothing before it is used."""
         from eval.fidelity.measure import Side
 
@@ -68,7 +66,7 @@ class _Reading:
         assert isinstance(session, LogitsSession), "the plan has this stage only for engines that give logits"
         return Side(name, session)
 
-    def _windows(self, inputs: Mapping[str, Path], longest: int) -> list[Windows]:
+    def _windows(self, inputs: Mapping[str, Path], longest: int) -> "list[Windows]":
         """Cut every text among the inputs into windows of at most so many tokens."""
         from eval.adapter import load_tokenizer
         from eval.fidelity.measure import cut

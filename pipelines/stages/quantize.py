@@ -1,7 +1,5 @@
 """Quantize: a model in, a checkpoint for trtllm-build or the PyTorch backend out, verified by reading it back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -105,7 +103,7 @@ class Quantize:
             return f"the checkpoint was calibrated on {self.device}, and is compared on the CPU"
         return ""
 
-    def simulate(self, inputs: Mapping[str, Path], source: Path, progress: Progress) -> SimulatedModel:
+    def simulate(self, inputs: Mapping[str, Path], source: Path, progress: Progress) -> "SimulatedModel":
         """Calibrate again, as `run` does."""
         from pipelines.compress.simulating import SimulatedModel, fake_quantized_model
 
@@ -233,7 +231,7 @@ class ChatRenderer:
         self._folder = folder
 
     @cached_property
-    def _template(self) -> ChatTemplate | None:
+    def _template(self) -> "ChatTemplate | None":
         from pipelines.serving.openai.prompts import ChatTemplate
 
         templates, tokens = chat_templates(self._folder)

@@ -5,8 +5,6 @@ its bytes; the label is for people. An artifact is written in a staging folder a
 rename, with the manifest inside, so a folder in its place is always complete, whatever stopped the run that made it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json
@@ -153,7 +151,7 @@ class Store:
         finally:
             lock.release()
 
-    def _locked(self, key: str) -> tuple[FileLock, bool]:
+    def _locked(self, key: str) -> "tuple[FileLock, bool]":
         """Return the lock of a key, and whether it was free and is held now."""
         from filelock import FileLock, Timeout  # 26 ms, which a run with nothing to do does not spend
 

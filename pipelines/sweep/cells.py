@@ -4,8 +4,6 @@ The file is all that the submitting side and a job share, so no launcher has to 
 survives the process that wrote it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -76,7 +74,7 @@ class SweepCell:
         """Whether its loss was to be judged, and there were no questions."""
         return "evaluate" not in self.artifacts and "baseline.build" in self.artifacts
 
-    def failed(self, reason: str) -> SweepCell:
+    def failed(self, reason: str) -> "SweepCell":
         """Return a copy marked as failed."""
         return replace(self, state="failed", reason=reason)
 
@@ -92,7 +90,7 @@ class SweepCell:
         """Write the cell's file."""
         write_json(self.file(folder), asdict(self))
 
-    def fresh(self, folder: Path) -> SweepCell:
+    def fresh(self, folder: Path) -> "SweepCell":
         """Read the cell's current state; it failed if its file was removed (`make clean` while it ran)."""
         try:
             return read(self.file(folder))

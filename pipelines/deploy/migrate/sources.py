@@ -1,7 +1,5 @@
 """Read a TensorRT-LLM 1.2 deployment: an engine's config.json, a Triton repository, or the commands of a script."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -72,7 +70,7 @@ class OldDeployment:
     groups: tuple[tuple[str, ...], ...] = ()
     model: str = ""
 
-    def merged(self, other: OldDeployment) -> OldDeployment:
+    def merged(self, other: "OldDeployment") -> "OldDeployment":
         """Merge two; values of this one win.
 
         Raises:

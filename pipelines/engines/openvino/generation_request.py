@@ -1,7 +1,5 @@
 """A generation request for one prompt, and the model's limits on it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +52,7 @@ class Guides:
             raise UserError(f"llguidance cannot read '{tokenizer_dir}': {_short(str(error))}") from error
         self._vocab_size = vocab_size
 
-    def read(self, kind: str, text: str) -> Guide:
+    def read(self, kind: str, text: str) -> "Guide":
         """Read the guide of a request.
 
         Raises:
@@ -90,7 +88,7 @@ class Guide:
     tokenizer: Any
     vocab_size: int
 
-    def follow(self, end_id: int) -> GuidedTokens:
+    def follow(self, end_id: int) -> "GuidedTokens":
         """Start an answer that `end_id` may end where the guide allows it."""
         return GuidedTokens(self, end_id)
 

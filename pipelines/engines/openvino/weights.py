@@ -8,8 +8,6 @@ Measured (2026.4.1, AVX512-VNNI): i4, i8 and f4e2m1 stay packed at run time, f8e
 16 bit because `build.py` marks their conversions in the saved graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -128,7 +126,7 @@ class WeightStore:
     checkpoint: Checkpoint
     _buffers: list[Array] = field(default_factory=list)
 
-    def of(self, checkpoint: Any) -> WeightStore:
+    def of(self, checkpoint: Any) -> "WeightStore":
         """Return the store of another checkpoint, a part of this one, whose buffers live as long."""
         return WeightStore(checkpoint, self._buffers)
 

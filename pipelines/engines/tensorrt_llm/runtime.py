@@ -7,8 +7,6 @@ Scoring requests the logits of one generated token after every prefix of a conti
 prompt, so an engine is evaluated as it is served: without gather_context_logits, which costs memory and time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -208,7 +206,7 @@ def _prefixes(pair: tuple[TokenIds, TokenIds]) -> list[tuple[int, ...]]:
     return [(*context, *continuation[:at]) for at in range(len(continuation))]
 
 
-def _scored(pair: tuple[TokenIds, TokenIds], logprobs: dict[tuple[int, ...], torch.Tensor]) -> tuple[float, bool]:
+def _scored(pair: tuple[TokenIds, TokenIds], logprobs: "dict[tuple[int, ...], torch.Tensor]") -> tuple[float, bool]:
     total, greedy = 0.0, True
     for prefix, token in zip(_prefixes(pair), pair[1], strict=True):
         row = logprobs[prefix]

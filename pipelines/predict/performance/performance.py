@@ -4,8 +4,6 @@
 usual error. Method: docs/decisions/0023-performance-model.md; accuracy: docs/sizing.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -67,7 +65,7 @@ SPREAD = {"ttft": 0.40, "itl": 0.15, "throughput": 0.15}
 """Standard deviation of log(predicted / measured) assumed where nothing was fitted."""
 
 
-def checkpoint_text(setup: Setup) -> str:
+def checkpoint_text(setup: "Setup") -> str:
     """Say which folder is sized, where this project does not make it; "" where it does."""
     model, form = setup.model, setup.qformat
     if model.architecture and model.published and QFormat.NONE not in model.published:  # a quantized folder on disk
@@ -117,7 +115,7 @@ class Setup:
     gpu_weights_percent: float = 1.0
 
     @classmethod
-    def of(cls, settings: Settings, model: ModelShape, gpu: GpuSpec) -> Setup:
+    def of(cls, settings: Settings, model: ModelShape, gpu: GpuSpec) -> "Setup":
         """Return the deployment that the settings describe.
 
         Raises:
@@ -264,7 +262,7 @@ class PerformanceModel:
     parameters: Parameters
 
     @classmethod
-    def load(cls) -> PerformanceModel:
+    def load(cls) -> "PerformanceModel":
         """Load the model with the bundled parameters."""
         return cls(Parameters.load())
 

@@ -3,8 +3,6 @@
 Nothing is stored: a conversation is sent whole with each request.
 """
 
-from __future__ import annotations
-
 import json
 import time
 import uuid
@@ -360,12 +358,12 @@ class ResponseForm:
         for event in self._endings(choice, numbered, opened=opened):
             yield event
 
-    def _opening(self, numbered: _Numbered) -> Iterator[str]:
+    def _opening(self, numbered: "_Numbered") -> Iterator[str]:
         place = {"item_id": self.item, "output_index": 0, "content_index": 0}
         yield numbered.event("response.output_item.added", {"output_index": 0, "item": self._item(None)})
         yield numbered.event("response.content_part.added", {**place, "part": _part("", [])})
 
-    def _endings(self, choice: Completion, numbered: _Numbered, *, opened: bool) -> Iterator[str]:
+    def _endings(self, choice: Completion, numbered: "_Numbered", *, opened: bool) -> Iterator[str]:
         """Yield the end of the message, the calls of tools, each in one piece, and the whole response."""
         items = self._output(choice)
         if opened:
