@@ -231,10 +231,8 @@ def _engine_model(client: TritonModels, expected: RightAnswers) -> Found:
             wrong.append((item, right, answer))
     if not wrong:
         return [], ties
-    figure, cause = (
-        f"{len(wrong)} of {len(expected.items)} answers differ",
-        answers_cause(wrong, expected, client.continued),
-    )
+    figure = f"{len(wrong)} of {len(expected.items)} answers differ"
+    cause = answers_cause(wrong, expected, client.continued)
     return [Finding(None, "tensorrt_llm output_ids", figure, cause, BESIDE)], ties
 
 

@@ -44,10 +44,6 @@ class AdapterFiles:
     def read(cls, folder: Path, name: str = "") -> "AdapterFiles":
         """Read the configuration and the header of the weights.
 
-        Args:
-            folder: with adapter_config.json and adapter_model.safetensors.
-            name: how messages call the folder.
-
         Raises:
             UserError: a file is missing or damaged, or the adapter is more than LoRA matrices of linears.
         """

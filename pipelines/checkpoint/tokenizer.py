@@ -30,10 +30,6 @@ class RenderedChat(str):
 def opened(folder: Path, key: str = "") -> TokenizerFolder:
     """Open a folder's tokenizer and read everything that stands beside it.
 
-    Args:
-        folder: a Hugging Face folder.
-        key: what needs the tokenizer, for messages.
-
     Raises:
         UserError: it cannot be used; names the file.
     """

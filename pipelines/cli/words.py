@@ -16,10 +16,6 @@ MOST_MEANINGS = 3
 def check_command(name: str, targets: Iterable[str] = ()) -> None:
     """Refuse a first word that is not a command.
 
-    Args:
-        name: the word.
-        targets: targets of the Makefile, which could have been meant as well.
-
     Raises:
         UserError: it is not a command; the message has the nearest command or override.
     """

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import yaml
@@ -195,12 +196,8 @@ def _commands(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSe
         ranks=Ranks(max(2, target.world_size)),
         admin_key=KEY,
     )
-    per_rank: list[list[str]] = [[]]
-    for word in launch.command[launch.command.index("-n") :]:
-        if word == ":":
-            per_rank.append([])
-        else:
-            per_rank[-1].append(word)
+    ranks = launch.command[launch.command.index("-n") :]
+    per_rank = [list(words) for is_colon, words in groupby(ranks, ":".__eq__) if not is_colon]
     first, other = (command[2:] for command in per_rank[:2])  # without `-n 1`
     return _shell(first, 0), _shell(other, 1)
 

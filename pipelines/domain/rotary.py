@@ -164,11 +164,7 @@ def both_spellings(config: Mapping[str, Any]) -> dict[str, Any]:
 def check_rope(read: ConfigNumbers, config: Mapping[str, Any], head_dim: int, *, by_layer_type: bool) -> None:
     """Note what is incomplete or unknown in the blocks that scale positions.
 
-    Args:
-        read: collects the faults.
-        config: content of config.json.
-        head_dim: channels of one head.
-        by_layer_type: whether the family has a RoPE of its own for windowed layers.
+    With `by_layer_type`, the family has a RoPE of its own for windowed layers.
     """
     blocks, scaling = config.get("rope_parameters"), config.get("rope_scaling")
     if not read.fine:

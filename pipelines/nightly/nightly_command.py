@@ -270,10 +270,8 @@ def report_bad_night(settings: NightlySettings, run_id: str, outcome: Sequence[s
 
     A failure here is only a warning, because the night's results are already saved.
     """
-    title, lines = (
-        f"nightly {settings.name}: {run_id}",  # which has the host that measured
-        [" ".join(x.split()) for x in outcome],
-    )
+    title = f"nightly {settings.name}: {run_id}"  # which has the host that measured
+    lines = [" ".join(x.split()) for x in outcome]
     if settings.issue is not None:
         try:
             if lines:

@@ -394,11 +394,8 @@ class GraphBuilder:
         """Append to a Variable and return past + new, [B, KV heads, P + T, head size]."""
         kv_heads, size = self._config.num_key_value_heads, self._config.head_size
         info = VariableInfo()
-        info.data_shape, info.data_type, info.variable_id = (
-            ov.PartialShape([-1, kv_heads, -1, size]),
-            ov.Type.f32,
-            variable_id,
-        )
+        info.data_shape = ov.PartialShape([-1, kv_heads, -1, size])
+        info.data_type, info.variable_id = ov.Type.f32, variable_id
         variable = Variable(info)
         empty_shape = op.concat([shared.batch, np.array([kv_heads, 0, size], dtype=np.int64)], 0)
         past = named(op.read_value(op.broadcast(np.float32(0), empty_shape), variable), f"{name}_past")

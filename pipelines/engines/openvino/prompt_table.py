@@ -154,13 +154,7 @@ def mappings() -> Iterator[tuple[int, int, str, int, str]]:
 
 @dataclass(slots=True)
 class _Placed:
-    """The rows of a table in the graph's one.
-
-    Attributes:
-        places: of each row.
-        ids: of each row, i64.
-        users: running requests.
-    """
+    """The rows of a table in the graph's one: places and ids (i64) of each, and how many running requests use it."""
 
     places: list[int]
     ids: Array

@@ -143,10 +143,10 @@ class Cost:
 
     parts: tuple[tuple[str, float], ...]
     missing: tuple[str, ...]
-    utilisation: float | None
-    per_1k_requests: float | None
-    per_million_input: float | None
-    per_million_output: float | None
+    utilisation: float | None = None
+    per_1k_requests: float | None = None
+    per_million_input: float | None = None
+    per_million_output: float | None = None
 
     @property
     def per_year(self) -> float:
@@ -202,12 +202,12 @@ def cost(
     if utilisation is None and requests_per_day is not None:
         utilisation = requests_per_day / DAY / capacity
     if utilisation is None:
-        return Cost(parts, tuple(missing), None, None, None, None)
+        return Cost(parts, tuple(missing))
     requests = utilisation * capacity * YEAR
     total = fleet.servers * sum(usd for _, usd in each)
     each_1k = 1e3 * total / requests
     if input_share is None:
-        return Cost(parts, tuple(missing), utilisation, each_1k, None, None)
+        return Cost(parts, tuple(missing), utilisation, each_1k)
     return Cost(
         parts,
         tuple(missing),
