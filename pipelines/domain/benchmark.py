@@ -1,10 +1,8 @@
 """The result of a benchmark, as it is stored and as the report reads it. Units: seconds, tokens; ms only in names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pipelines.domain.errors import UserError, read_record
 
@@ -102,7 +100,7 @@ class Summary:
     e2e_s: Distribution
 
 
-DISTRIBUTIONS = tuple(item.name for item in fields(Summary) if item.type == "Distribution")
+DISTRIBUTIONS = tuple(item.name for item in fields(Summary) if item.type is Distribution)
 """The fields of a summary that are distributions."""
 
 
@@ -276,7 +274,7 @@ class BenchmarkResult:
         return values
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any], source: str = RESULT) -> BenchmarkResult:
+    def from_json(cls, data: Mapping[str, Any], source: str = RESULT) -> Self:
         """Invert `to_json`.
 
         Raises:

@@ -4,8 +4,6 @@ Requests are admitted in order of arrival, and the one admitted last is paused f
 before everything waiting, and the queue is "from `head` on": a pause moves `head` back.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields
 from functools import cache
@@ -140,7 +138,7 @@ class Batch(NamedTuple):
 @cache
 def record_of(kind: type) -> Any:
     """Return the numpy type with the fields of `Request` or `RunTotals`."""
-    return np.dtype([(field.name, np.float64 if field.type == "float" else np.int64) for field in fields(kind)])
+    return np.dtype([(field.name, np.float64 if field.type is float else np.int64) for field in fields(kind)])
 
 
 def blocks_of(rules: Rules, r: Request, tokens: int) -> int:
