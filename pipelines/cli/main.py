@@ -307,7 +307,7 @@ def missing_package(package: str) -> Fault:
         )
     return Fault(
         f"This needs the Python package '{package}', which {sys.executable} lacks.",
-        todo="Planning and sizing need only [size]; to install it with all that commands need:",
+        todo="Planning needs only [size], sizing [size,report]; to install it with all that commands need:",
         command=("pip", "install", INSTALLED),
     )
 

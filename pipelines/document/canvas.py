@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib.util
 import io
 import itertools
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.document.blocks import Column, Document, Figure, Origin, Ranking, render_markdown
+from pipelines.domain.errors import Fault
 from pipelines.host.files import disk_faults, write_bytes
 from pipelines.host.screen import as_typed
 
@@ -32,6 +34,15 @@ class ReportPaths:
     html: Path
     plots: tuple[Path, ...]
     files: tuple[Path, ...] = ()
+
+
+def missing_packages() -> list[Fault]:
+    """List what `write_document` needs and this Python lacks, to be said before hours are spent on the results."""
+    return [
+        Fault(f"The report needs the Python package '{name}', which is not installed.", todo="Run: make setup")
+        for name in ("jinja2", "matplotlib")
+        if importlib.util.find_spec(name) is None
+    ]
 
 
 def write_document(document: Document, folder: Path) -> ReportPaths:

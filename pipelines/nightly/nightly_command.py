@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.verdict import Verdict
-from pipelines.document.canvas import write_document
+from pipelines.document.canvas import missing_packages, write_document
 from pipelines.domain.errors import Fault, UserError, collecting, refuse
 from pipelines.domain.units import show_seconds
 from pipelines.engines.registry import choose
@@ -231,6 +231,7 @@ def summary(record: Record, settings: NightlySettings) -> str:
 def run(overrides: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     settings = load(own_overrides(overrides))
+    refuse(missing_packages())
     folders = {"nightly.history": settings.nightly.history, "report.folder": settings.report.folder}
     issue = settings.nightly.issue
     check_folders(folders | ({"nightly.issue": issue.absolute().parent} if issue else {}))

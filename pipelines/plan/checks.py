@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipelines.compress.config import ABOUT, CalibrationSettings
+from pipelines.document.canvas import missing_packages
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault, collecting
 from pipelines.domain.formats import (
@@ -440,7 +441,8 @@ def check_installed(goal: Goal, stages: Sequence[Stage], only: str | None) -> tu
     if starts:
         server = why_no_trtllm_serve() if serving.server == "trtllm_serve" else why_no_server(serving)
     exporters = [environment_fault(stage.environment) for stage in stages if isinstance(stage, ExportEdge)]
-    return (*packages, *filter(None, [server, *exporters]))
+    reports = missing_packages() if goal.target == "all" and only is None else []
+    return (*packages, *reports, *filter(None, [server, *exporters]))
 
 
 def check_code(d: Deployment, repository: Path | None) -> tuple[Fault, ...]:

@@ -230,7 +230,7 @@ def _list_fault(text: str, name: str) -> Fault:
         if is_list and "," not in value:
             return Fault(f"'{text}' is a list, and one choice is taken.", todo=f"Write {key}={value or '...'}")
     text = f"{key}={value}"
-    as_list = "" if name in groups() else f" For one run with a list as its value: {key}=[{value}]."
+    as_list = "" if name in groups() or "(" in value else f" For one run with a list as its value: {key}=[{value}]."
     return Fault(
         f"'{text}' has several values, but this command takes one.",
         todo=f"To run one after another: make sweep {text} (accuracy), or make compare {text} (accuracy, size and "

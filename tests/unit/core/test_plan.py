@@ -16,6 +16,7 @@ from pipelines.cli.main import main
 from pipelines.domain.errors import Fault, UserError
 from pipelines.engines.registry import TENSORRT_LLM
 from pipelines.host.machine import GpuFacts
+from pipelines.nightly import nightly_command
 from pipelines.plan.checks import check_code
 from pipelines.plan.plan import make_plan
 from pipelines.plan.speed import modelled_text
@@ -82,6 +83,20 @@ def test_a_plan_says_what_this_machine_lacks(tmp_path, model, bare):
     assert "not run here: tritonserver is not installed. Run: make setup" in said
     with pytest.raises(UserError, match=r"'tritonclient'[\s\S]*tritonserver is not installed"):
         run_target(made, Store(tmp_path / "store"), [])
+
+
+@pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
+def test_a_report_that_cannot_be_written_is_said_before_hours_are_spent_on_it(tmp_path, model, monkeypatch, package):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == package else real(name, *rest))
+    words = [f"model.path={model}", "engine=openvino"]
+    made = plan(tmp_path, words, "all")
+    with pytest.raises(UserError, match=f"The report needs the Python package '{package}'"):
+        run_target(made, Store(tmp_path / "store"), [])
+    assert not plan(tmp_path, words, "benchmark").missing
+    with pytest.raises(UserError, match=f"The report needs the Python package '{package}'"):
+        nightly_command.run([f"nightly.history={tmp_path / 'history'}"])
+    assert not (tmp_path / "history").exists()
 
 
 def test_a_port_in_use_is_said_before_anything_is_made(tmp_path, model):

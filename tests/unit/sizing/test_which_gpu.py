@@ -112,6 +112,10 @@ def test_another_group_takes_one_choice_and_says_how_to_run_several(capsys):
     assert main(["plan", "hardware=[l40s]"]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "'hardware=[l40s]' is a list, and one choice is taken. Write hardware=l40s" in said
+    assert main(["plan", "benchmark.concurrency=range(1,5)"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "make sweep benchmark.concurrency=range(1,5)" in said
+    assert "[range(1,5)]" not in said, "Hydra composes no such list"
 
 
 def test_one_gpu_is_no_list():
