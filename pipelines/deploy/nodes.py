@@ -93,9 +93,9 @@ def mpirun_command(deployed: ClusterDeployment) -> list[str]:
 def _leader(deployed: ClusterDeployment) -> Object:
     main = server_container(deployed)
     drain = ["/bin/bash", f"{CONFIG}/drain.sh", str(PRE_STOP_S), str(deployed.sizes.drain_s)]
-    del main["ports"]  # those of the service in front
+    del main["ports"]  # those of the service in front, as is the key
     main |= {"command": mpirun_command(deployed), "lifecycle": {"preStop": {"exec": {"command": drain}}}}
-    main["env"] = [*_identity(), *main["env"]]
+    main["env"] = [*_identity(), *(each for each in main["env"] if each not in key_variable(deployed))]
     wait: Object = {
         "name": "wait-for-workers",
         "image": IMAGE,

@@ -81,23 +81,28 @@ def _torn_tree(d: DeploymentFacts) -> Cases:
     return ({"name": name, "node": listed(alone[0]), "parent": listed(alone[0][:-1])},) if alone else ()
 
 
-DRAFTERS = ("DraftTarget", "Draft_Target", "NGram", "User_Provided")
-"""Ways of `speculative_config` for which the LLM API drafts apart from the model (`get_spec_drafter`); what it refuses
-for the others is not known."""
+DRAFTERS = ("DraftTarget", "Draft_Target", "NGram", "UserProvided", "User_Provided")
+"""Ways of `speculative_config` for which the LLM API drafts apart from the model (`get_spec_drafter`); whether it takes
+beams with the others is not known."""
+NONE = (None, "SaveState")
+"""What `speculative_config` says where nothing is drafted; the second stores hidden states for training."""
 
 
-def _speculates(d: DeploymentFacts) -> Cases:
+def _speculates(d: DeploymentFacts, *, apart: bool = False) -> Cases:
+    """Return how the deployment speculates, if it does; of the LLM API's ways only those that draft `apart`."""
     if d.speculation != "none" or d.build.speculative_decoding_mode is not None:
         return ({"how": f"speculative={d.speculation}"},)
     config = {} if d.writes_engine else d.llm_api.others.get("speculative_config") or {}
-    return ({"how": "llm_api's speculative_config"},) if config.get("decoding_type") in DRAFTERS else ()
+    kind = config.get("decoding_type")
+    drafts = kind in DRAFTERS if apart else kind not in NONE
+    return ({"how": f"llm_api's speculative_config of {kind}"},) if drafts else ()
 
 
 def _beams(d: DeploymentFacts) -> Cases:
     """Return the setting of several beams where the deployment speculates; the LLM API reads only the engine's."""
     widths = {"build": d.build.max_beam_width, "triton": (d.triton.max_beam_width or 1) if d.writes_engine else 1}
     wide = next((f"{group}.max_beam_width={width}" for group, width in widths.items() if width > 1), None)
-    return tuple({**case, "wide": wide} for case in _speculates(d)) if wide else ()
+    return tuple({**case, "wide": wide} for case in _speculates(d, apart=True)) if wide else ()
 
 
 gpu_rule = partial(Rule, topic=TOPIC, engines=GPU)

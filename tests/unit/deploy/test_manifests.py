@@ -157,6 +157,8 @@ def test_the_key_of_clients_comes_from_a_secret(tmp_path):
         template = next(iter(templates([t for t in things if t["kind"] in ("Deployment", "LeaderWorkerSet")]).values()))
         env = {each["name"]: each for each in container(template, name)["env"]}
         assert env["TRTLLM_API_KEY"]["valueFrom"]["secretKeyRef"] == {"name": f"{keyed.name}-api-key", "key": "api_key"}
+        every = [each for each in template["spec"]["containers"] if "TRTLLM_API_KEY" in str(each["env"])]
+        assert [each["name"] for each in every] == [name]  # of the others nobody asks for it
         words = container(template, name).get("args") or container(template, name)["command"]
         assert ("serving.api_key=true" if name == "server" else "--api-key") in words
         assert not [word for word in words if "secret" in word.lower()]

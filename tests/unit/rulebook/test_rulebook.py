@@ -158,6 +158,10 @@ def test_gemma_is_never_offered_nvfp4() -> None:
     [
         ({"speculation": "draft_target", "build": {"pp_size": 2}}, "pp_size=2 cannot be combined with speculative=dr"),
         ({"llm_api": NGRAM, "build": {"pp_size": 2}}, "pp_size=2 cannot be combined with llm_api's speculative_config"),
+        (
+            {"llm_api": ONE_MODEL, "build": {"pp_size": 2}},
+            "pp_size=2 cannot be combined with llm_api's speculative_config of MTP",
+        ),
         ({"llm_api": NGRAM, "build": {"max_beam_width": 2}}, "max_beam_width=2 cannot be combined with llm_api's"),
         ({"shape": LLAMA, "draft": GEMMA}, "draft has 256000 tokens, the model has 128256"),
         ({"same_vocabulary": False}, "has a different vocabulary"),
@@ -173,12 +177,12 @@ def test_the_llm_api_drafts_reuses_and_divides_ranks_as_engines_do(given: dict[s
 @pytest.mark.parametrize(
     "given",
     [
-        {"llm_api": ONE_MODEL, "build": {"pp_size": 2, "max_beam_width": 2}},
+        {"llm_api": ONE_MODEL, "build": {"max_beam_width": 2}},
         {"speculation": "draft_target", "triton": {"max_beam_width": 4}},
     ],
 )
 def test_the_llm_api_is_refused_no_draft_that_may_run_and_no_beams_that_it_does_not_read(given: dict[str, Any]) -> None:
-    """Of drafts within the model, as MTP's, it is not known what they exclude."""
+    """Of drafts within the model, as MTP's, it is not known whether they exclude beams."""
     faults = map(str, refused(check(deployment(engine="llmapi", **given))))
     assert not [fault for fault in faults if "cannot be combined" in fault]
 
