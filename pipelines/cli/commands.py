@@ -82,7 +82,7 @@ COMMANDS = {
         "pipelines.run.commands:evaluate",
         "build, then accuracy against the 16-bit baseline",
         "Builds the engine and its 16-bit baseline, runs the task on both, and shows the two accuracies with a verdict "
-        "on the loss: GO, NO-GO, UNDECIDED or NOT MEASURED (docs/accuracy.md). "
+        "on the loss: GO, NO-GO, UNDECIDED or NOT MEASURED. "
         "eval.baseline=hugging_face compares with the original model instead.",
         (*BUILD, "eval", "fidelity"),
         (

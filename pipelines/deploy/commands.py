@@ -548,7 +548,7 @@ def _say_next(deployed: ClusterDeployment, overlay: Path) -> None:
     say("Before the first start:")
     if settings.storage == "claim":
         folder = f"folder {settings.sub_path} of the " if settings.sub_path else ""
-        say(f"  - copy the repository into the {folder}claim {claim_name(deployed)} (docs/deploy.md)")
+        say(f"  - copy the repository into the {folder}claim {claim_name(deployed)}")
     for secret, keys in deployed.secrets.values():
         say(f"  - Secret {secret}: {keys}")
     if deployed.autoscaled:

@@ -342,7 +342,7 @@ class ManifestSettings(Group):
             "serving.api_key": (f"{name}-api-key" if api_key else None, "key `api_key`, which clients must send"),
             "manifests.ssh_secret": (
                 (self.ssh_secret or f"{name}-mpi-ssh") if over_nodes else None,
-                "ssh keys of the group (docs/deploy.md)",
+                "keys `id_ed25519`, `authorized_keys`, `ssh_host_ed25519_key` and `known_hosts`, the group's own",
             ),
         }
         return {setting: (secret, what) for setting, (secret, what) in needed.items() if secret is not None}

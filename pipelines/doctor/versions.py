@@ -295,7 +295,7 @@ def _library(name: str, version: str, engine: str, release: dict[str, Any] | Non
 
 def _engine(version: str, release: dict[str, Any] | None) -> ProbeResult:
     if release is None:
-        todo = "Known versions: 1.2.1 (containers 26.04 to 26.07) and others of docs/gpu.md."
+        todo = f"Known versions: {', '.join(row['tensorrt_llm'] for row in compatibility()['releases'])}."
         return ProbeResult("TensorRT-LLM", f"{version}, which is not in the table", "note", todo)
     tags = release["containers"]
     text = f"{version}" + (f" (container {_stretch(tags)})" if tags else "")

@@ -259,7 +259,7 @@ def _say_exposure(server: TritonServer) -> None:
         if exposed or name == "openai_port":
             say(f"  {port:5}  {OPENED[name]}")
     if exposed:
-        say("A single request to tritonserver's own ports can end it (docs/serving.md, Open it to others).")
+        say("A single request to tritonserver's own ports can end it.")
         say(f"Closed to all: {CLOSED_TO_STRANGERS.replace(',', ', ')}.")
     if nginx.find() is None:
         say("nginx is not installed: slow clients and bursts of connections are the service's own work.")

@@ -51,3 +51,15 @@ def test_files_that_recipes_name_exist():
         for path in paths
         if not re.search(r"[A-Z]{2,}|w4a16_nvfp4|skywork|lookup", path) and not (ROOT / path).exists()
     ]
+
+
+def test_no_message_names_a_page_that_an_installed_wheel_lacks():
+    """Rules name pages as their sources, on a page of docs/ themselves."""
+    named = []
+    for file in sorted(PIPELINES.rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        plain = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+        texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in plain)
+        pages = [node.lineno for node in texts if re.search(r"docs/[a-z-]+\.md", str(node.value))]
+        named += [f"{file.relative_to(ROOT)}:{line}" for line in pages if file.parent.name != "rules"]
+    assert named == []
