@@ -82,10 +82,14 @@ def _head(what: str, how: str, note: str = NOT_RUN) -> list[str]:
 
 
 def _directives(target: ScriptTarget, cluster: ClusterSettings, name: str, options: Mapping[str, object]) -> list[str]:
-    """Render #SBATCH lines; None leaves an option to the cluster."""
+    """Render #SBATCH lines, and what srun does not take from them; None leaves an option to the cluster.
+
+    Since Slurm 22.05 srun binds each task to one processor unless it is told (srun's manual, --cpus-per-task).
+    """
     where = {key: getattr(cluster, key) for key in ("partition", "account", "qos", "constraint")}
     options = {"job-name": f"{name}-{target.label}", **options, **where}
-    return [f"#SBATCH --{key}={shlex.quote(str(value))}" for key, value in options.items() if value is not None]
+    lines = [f"#SBATCH --{key}={shlex.quote(str(value))}" for key, value in options.items() if value is not None]
+    return [*lines, f"export SRUN_CPUS_PER_TASK={options['cpus-per-task']}"]
 
 
 def _build_slurm(target: ScriptTarget, cluster: ClusterSettings) -> str:

@@ -121,6 +121,8 @@ def test_srun_starts_one_rank_per_gpu_over_the_nodes(tmp_path):
         "gpus-per-node": "8",
         "partition": "gpu",
     }
+    before, _, _ = text.partition("\nsrun ")
+    assert f"\nexport SRUN_CPUS_PER_TASK={directives['cpus-per-task']}\n" in before  # srun does not ask sbatch
     command = words_after("srun", text)
     assert {"--mpi=pmix", "--distribution=block", "--kill-on-bad-exit=1"} <= set(command)
     assert command[-2:] == ["bash", f"{tmp_path}/x/rank.sh"]
