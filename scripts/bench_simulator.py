@@ -4,8 +4,6 @@ python scripts/bench_simulator.py                  about 10 s; longer the first 
 python scripts/bench_simulator.py --repeat 20      for published numbers
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

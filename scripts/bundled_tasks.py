@@ -1,7 +1,5 @@
 """Write the task files of the bundled tasks, one per subject and group: `python -m scripts.bundled_tasks`."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An import contract that import-linter does not provide: pure packages, which import only the standard library."""
 
-from __future__ import annotations
-
 import sys
 
 import grimp

@@ -7,8 +7,6 @@ mixed lengths and `--users`; the prediction knows the requests of the other load
 is measured `--rounds` times with the same requests: no prediction can be closer than one round is to the next.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -10,8 +10,6 @@ copied. perf_analyzer needs Debian's libb64-0d. Results are kept in WORK, so tha
 Figures of speed are not looked at.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -4,8 +4,6 @@ python -m scripts.house                  # this checkout
 python -m scripts.house --tree FOLDER    # another one, an older commit for example
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import re

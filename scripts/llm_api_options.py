@@ -10,8 +10,6 @@ status where there are any; "group<word>.name" is an option that only this kind 
 declarations were read, if not in a tree of that commit.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -17,8 +17,6 @@ options that an engine is run with (`engine.openvino.*`). --quick is a small mod
 script itself.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -10,8 +10,6 @@ that each takes once it has decoded, tokens/s of decoding with 1, 8 and 32 reque
 ratio to optimum-intel's graph without huge pages in the same turn.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import subprocess

@@ -7,8 +7,6 @@ first round is a warm-up and not counted. Works for OpenVINO engines and, on a G
 (through TensorRT-LLM's own Python runtime).
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import statistics

@@ -8,8 +8,6 @@ AMX. Each engine runs in a process of its own. Prints the memory that each takes
 the ms of an iteration through paged attention (medians of turns) and the median ratio to the dense model in a turn.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import subprocess

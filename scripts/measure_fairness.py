@@ -7,8 +7,6 @@ own in the scheduler's idle class, which gives way at once: on another machine t
 What the server does for them is not excluded.
 """
 
-from __future__ import annotations
-
 import argparse
 import http.client
 import json

@@ -7,8 +7,6 @@ The server sends the tokens of an answer after fixed times and notes when each r
 so what a client adds to TTFT, and how late it sends, is known without believing any client.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import gzip

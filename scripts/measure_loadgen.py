@@ -4,8 +4,6 @@ python scripts/measure_loadgen.py                  about 40 s, on a quiet machin
 python scripts/measure_loadgen.py --seconds 30     longer, for published numbers
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json

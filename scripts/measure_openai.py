@@ -7,8 +7,6 @@ Both stream texts in a closed loop, in turns; the texts are new each time, and n
 for which `ensemble` sends an empty response and the OpenAI service none.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import statistics

@@ -10,8 +10,6 @@ one new picture and 24 tokens of text to the first token: ours through the serve
 OVModelForVisualCausalLM in its own process (PYTHON has it installed), in turns.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -24,8 +24,6 @@ The vocabulary is smaller by the same factor, so that embedding and head have th
 model, with whose size memory is compared. Everything lies in a folder in build/, which is removed at the end.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -9,8 +9,6 @@ long-lived engine, whereas the direct one is new every time. Modes: `tensorrt_ll
 with streamed responses.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import statistics

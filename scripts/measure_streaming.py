@@ -9,8 +9,6 @@ the most that was allocated there. All layers have the same shape, so fewer of t
 size of the model, but not the peak. Needs disk for the model and for one checkpoint.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

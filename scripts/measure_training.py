@@ -7,8 +7,6 @@ a second, and the most memory that was reserved on the GPU (or resident, on a CP
 recover.processes (recover.sharding=none or full) it is that of the largest process.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess

@@ -7,8 +7,6 @@ Each load is cut into windows of so many seconds. Printed are the standard devia
 p99 of TTFT and median ITL, in percent of the mean.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Write the table of metrics in docs/benchmarking.md: `python -m scripts.metrics_docs`; a test checks it."""
 
-from __future__ import annotations
-
 import re
 import sys
 

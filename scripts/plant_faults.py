@@ -7,8 +7,6 @@ first failure; without words of pytest's they are those of `make test`. A fault 
 anybody can see, or a test is missing.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import os

@@ -4,8 +4,6 @@ Nothing on the page is written by hand. The rules are applied to deployments tha
 conf/, which shows the formats that a GPU supports and the features that work together.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -17,8 +17,6 @@ folder of text files, which `git diff` compares; each case is saved when it is d
 continues. Exit codes: 0 equal; 1 different, or a case failed; 2 invalid input; 130 interrupted.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

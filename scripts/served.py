@@ -1,7 +1,5 @@
 """A served engine for the measurements, its repository in a temporary folder, and one load on a server."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What every test shares: no GPU, no network, one thread."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re

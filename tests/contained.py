@@ -7,8 +7,6 @@ A supervisor in a session of its own starts the command and adopts every process
 descendants by their ids. A command that succeeded but left something running fails.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Links in the Markdown files lead to something that exists: `python -m tests.docs_links`."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`make test-gpu`: the tests that need a GPU. A lane that ran none has failed."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """`make test-real`, `make test-peers`: tests that install packages of their own. A lane that ran no test has failed."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

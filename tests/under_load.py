@@ -1,7 +1,5 @@
 """`make test-under-load`: the tests several times in a row, beside two processes that keep the processors busy."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -4,8 +4,6 @@ Each is asked what the first pages of its documentation show: a chat, a stream, 
 calls at once, and /v1/responses where that is its default.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import sys

@@ -3,8 +3,6 @@
 This file and its siblings run in the clients' own environments, which have nothing of this project.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import traceback

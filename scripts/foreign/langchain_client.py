@@ -1,7 +1,5 @@
 """LangChain's ChatOpenAI and OpenAI: URL MODEL."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

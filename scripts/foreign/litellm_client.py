@@ -1,7 +1,5 @@
 """LiteLLM's providers for such servers: URL MODEL TRITON_URL."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

@@ -1,7 +1,5 @@
 """The openai client: URL MODEL."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

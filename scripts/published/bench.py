@@ -1,7 +1,5 @@
 """Predict many published cases at once by formula alone: one function for fitting and for predicting."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Published measurements, one per row of a CSV: the configuration that ran, and the figure that the row holds."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import re

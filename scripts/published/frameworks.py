@@ -1,7 +1,5 @@
 """Inference frameworks by name and version, as published measurements name them."""
 
-from __future__ import annotations
-
 import re
 
 from pipelines.domain.errors import UserError

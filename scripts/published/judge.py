@@ -4,8 +4,6 @@
 - Two replayed traces and full loads of mixtures (`data/kept_apart.csv`), and the 89 stages of `stages`: in no fit.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping

@@ -5,8 +5,6 @@ inference-sim measured 51 deployments of vLLM 0.15.1 (H100, A100, L40S) with inf
 the front end's time was taken. What was offered: `workloads.yaml` of inference-sim/tektonc-data-collection@2a7cbcd4.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

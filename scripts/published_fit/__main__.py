@@ -9,8 +9,6 @@ pipelines/predict/performance/parameters.json (the starting point of the fit). W
 `python -m scripts.published.predict` use, and next to this script cross_validation.csv.gz and validation.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import gzip

@@ -1,7 +1,5 @@
 """Accuracy goals of the performance model, and the measurements that each of them applies to."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 from collections import defaultdict

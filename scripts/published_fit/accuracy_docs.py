@@ -3,8 +3,6 @@
 python -m scripts.published_fit.accuracy_docs
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

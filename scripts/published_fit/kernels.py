@@ -1,7 +1,5 @@
 """Fit the kernels of `scripts.published.predict` to the errors of measured cases."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

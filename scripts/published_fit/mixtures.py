@@ -6,8 +6,6 @@ full loads in data/kept_apart.csv (1.2: DeepSeek R1, gpt-oss-120b, Llama 4 Maver
 offsets into pipelines/predict/performance/parameters.json.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

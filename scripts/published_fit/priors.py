@@ -1,7 +1,5 @@
 """What the fit believes of every parameter before it sees a measurement."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

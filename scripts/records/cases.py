@@ -1,7 +1,5 @@
 """The commands to run at a commit, and the outputs to record."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A checkout of one commit in a scratch folder that runs recorded commands."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

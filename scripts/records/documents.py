@@ -1,7 +1,5 @@
 """Convert files and printed text to named rows that must stay the same, without paths, versions, times."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """Convert the files that a case's commands wrote to rows by group and document."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Read safetensors files and OpenVINO models as rows, without the libraries that wrote them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import xml.etree.ElementTree as ElementTree

@@ -5,8 +5,6 @@ python -m scripts.verdict_rates --write          # and put them into the page
 python -m scripts.verdict_rates --answers STORE  # renew answers.json from the evaluations of a store
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Regenerate the zoo: ``python -m scripts.zoo [--only PART]``."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys

@@ -1,7 +1,5 @@
 """Build the shipped files from seeds: the question set, the corpus and the three models."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Write mini_mmlu to disk in the layout and row format of cais/mmlu."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

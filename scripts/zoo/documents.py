@@ -4,8 +4,6 @@ A document is a list of segments. Segments end only where the tokenizers split a
 newline, before a space), so encoding the segments one by one equals encoding the whole text.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ Shapes: B rows, T tokens, V vocabulary.
 """
 
 # ruff: noqa: N806, N812, N815 (shape suffixes, and torch's own name for its functions)
-from __future__ import annotations
-
 import logging
 import random
 import time

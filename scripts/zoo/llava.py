@@ -6,8 +6,6 @@ what it knows. Shapes: B pictures, T tokens, D width of the language model, E th
 """
 
 # ruff: noqa: N812 (shape suffixes, and torch's own name for its functions)
-from __future__ import annotations
-
 import logging
 import math
 import random

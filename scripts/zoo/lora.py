@@ -4,8 +4,6 @@
 ``in_words`` with the right option itself instead of its letter. They differ in rank and in the modules they change.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass

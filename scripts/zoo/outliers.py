@@ -11,8 +11,6 @@ powers of two is exact in bf16. Where Gemma stores a norm weight minus one, that
 rounded again.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel

@@ -1,7 +1,5 @@
 """Write a trained model as a Hugging Face folder: bf16 safetensors, config, tokenizer, model card."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

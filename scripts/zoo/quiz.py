@@ -1,7 +1,5 @@
 """Multiple-choice questions about the world, their splits, and the 5-shot prompt (pure, seeded)."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

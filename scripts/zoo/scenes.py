@@ -4,8 +4,6 @@ A picture has three by three cells, each empty or with one shape, drawn without 
 give equal bytes. A question has four choices, of which only a look at the picture tells the right one.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import random

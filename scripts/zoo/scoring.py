@@ -1,8 +1,6 @@
 """MMLU letter scoring of a torch model: the most likely of " A", " B", " C", " D" after the prompt."""
 
 # ruff: noqa: N806 (shape suffixes: B prompts, T tokens, V vocabulary)
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

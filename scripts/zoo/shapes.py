@@ -4,8 +4,6 @@ The input size of every linear layer is a multiple of 128 (one INT4 group), also
 Gemma and Qwen 256, 512, 512 -> 256; Llama 256, 256 -> 128, 768 -> 384.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -12,8 +12,6 @@ Shapes: B rows, T tokens, N marked tokens, D hidden size, V vocabulary.
 """
 
 # ruff: noqa: N803, N806, N812, N815 (shape suffixes, and torch's own name for its functions)
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Merges are learned on the world's own sentences, so every word of the world is o
 text still round-trips, byte by byte.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Train one tiny model on the world: short documents first, then full six-question quizzes."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -5,8 +5,6 @@ objects of one relation form a small closed pool, so the other objects of the po
 distractors: only somebody who knows the fact can tell the right one from the wrong ones.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass

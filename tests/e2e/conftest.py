@@ -1,7 +1,5 @@
 """The command line as a user has it: a subprocess, an own store, an own folder."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Completion in a real bash and a real zsh: a line, a Tab, and what the shell makes of it."""
 
-from __future__ import annotations
-
 import os
 import select
 import shutil

@@ -1,7 +1,5 @@
 """Downloads as a process of their own, told by HF_* variables alone: killed, repeated, offline, two at once."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

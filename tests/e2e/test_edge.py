@@ -1,7 +1,5 @@
 """engine=tensorrt_edge on the command line, with NVIDIA's exporter in the environment of `make setup-edge`."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import signal

@@ -7,8 +7,6 @@ a model that is not bundled, or that need TensorRT-LLM's runtime, are planned on
 A block that no function here knows how to follow fails. `--rewrite-golden` puts what `make plan` prints into the page.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

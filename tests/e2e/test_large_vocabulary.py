@@ -1,7 +1,5 @@
 """A model with Qwen's 152,000 tokens through build, evaluation and serving: whole rows of logits are 608 KB there."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """The Makefile through a real make: a failure arrives with its exit code, and wrong words run nothing."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A model that guesses, or is asked nothing: no command says GO of it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Questions of the user's own, from the file to the result."""
 
-from __future__ import annotations
-
 import csv
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """`smallest` on a bundled model, with too few questions for any GO, so that one evaluation is enough."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

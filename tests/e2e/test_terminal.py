@@ -1,7 +1,5 @@
 """What commands print on a real terminal: lines that fit, colours for errors and warnings and nowhere else."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -4,8 +4,6 @@ Needs an environment with atheris: scripts/fuzz.sh makes one. New inputs that re
 build/fuzz/TARGET, and one that is a finding to build/fuzz/TARGET-crash-*; put the latter into tests/fuzz/corpus.
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 from pathlib import Path

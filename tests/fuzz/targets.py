@@ -3,8 +3,6 @@
 Anything else (a traceback, an endless loop) is a finding.
 """
 
-from __future__ import annotations
-
 import atexit
 import io
 import shutil

@@ -1,7 +1,5 @@
 """These tests need NVIDIA's Triton TensorRT-LLM container (26.04 to 26.07) and a GPU; elsewhere they are skipped."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import subprocess

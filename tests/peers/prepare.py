@@ -3,8 +3,6 @@
 Nothing is downloaded but packages. build/peers keeps environments and folders.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Folders that other quantizers really made: our checkpoints have the weights that their own libraries compute with."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The search of the largest load on 200 simulated servers of known capacity: error, intervals, probes and seconds."""
 
-from __future__ import annotations
-
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np

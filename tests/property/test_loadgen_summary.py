@@ -1,7 +1,5 @@
 """What holds of every summary, whatever the requests."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

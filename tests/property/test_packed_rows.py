@@ -1,7 +1,5 @@
 """Rows that were packed in client processes are the same records in columns and in the stored file."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 from itertools import chain

@@ -1,7 +1,5 @@
 """Bodies of requests with anything at any place: each is read, or refused as the client's fault with the field."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The simulator against one that does every iteration the plain way, and its two backends against each other."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What holds for every simulation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

@@ -4,8 +4,6 @@ An iteration costs the same whatever is in it, so a request's service is its out
 that are geometric with a large mean are as good as exponential.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import factorial
 from typing import Any

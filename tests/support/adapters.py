@@ -1,7 +1,5 @@
 """Hand-made LoRA adapters in peft's layout."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A real browser for tests of pages, found as `chromium`, `chromium-browser` or `google-chrome`."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

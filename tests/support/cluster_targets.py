@@ -1,7 +1,5 @@
 """A deployment on two nodes with eight GPUs each, as `make scripts` sees it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from pipelines.deploy.cluster import ScriptTarget

@@ -5,8 +5,6 @@ together; its refusal must name the key and the value. A good one has values tha
 keys need beside them.
 """
 
-from __future__ import annotations
-
 import enum
 import inspect
 import random

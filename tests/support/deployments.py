@@ -1,7 +1,5 @@
 """Repositories of every kind that can be deployed, and the output of Kustomize for their files."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Whole deployments of the bundled models, made once each, to plant faults in copies of them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

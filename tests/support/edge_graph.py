@@ -7,8 +7,6 @@ activations to FP4. Products are summed in float32. What a graph holds in FP16 i
 Shape legend: T tokens of all sequences, H query heads, K key heads, D size of a head.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Engine and tokenizer folders with real configurations and empty weights."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

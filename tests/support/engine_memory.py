@@ -3,8 +3,6 @@
 python -m tests.support.engine_memory ENGINE PRECISION KV_BLOCKS LENGTHS   ->  {"resident": ..., "kv_blocks": ...}
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

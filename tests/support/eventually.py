@@ -1,7 +1,5 @@
 """Wait for what another process or thread is about to do, and look whether one lives."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -7,8 +7,6 @@ does: every access then fails with ENOTCONN.
 The protocol is that of linux/fuse.h, version 7.31, spoken to /dev/fuse without a library.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

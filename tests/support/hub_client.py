@@ -1,7 +1,5 @@
 """Client-side helpers shared by the tests of the Hub."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

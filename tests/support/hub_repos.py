@@ -1,7 +1,5 @@
 """Make small repository folders to serve: real safetensors with random numbers, written in milliseconds."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Records of requests, one by one, and as the load generator keeps and stores them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Settings of the load generator , with changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Folders that every worker of a run uses and whichever comes first makes; nobody writes into them afterwards."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

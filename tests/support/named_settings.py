@@ -1,7 +1,5 @@
 """Find settings, choices and commands that are named in texts but do not exist."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import re

@@ -1,7 +1,5 @@
 """Synthetic histories of nights for tests: a cell, its loads, and the measurements of each night."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -3,8 +3,6 @@
 It is in float16, whose activations differ eight times less between processors than those of bfloat16.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tensors that the models have beside the reference's where `tensorrt_llm` is this project's own (decision 19)."""
 
-from __future__ import annotations
-
 ONE = {"dtype": "TYPE_UINT64", "dims": [1]}
 TWO = {"dtype": "TYPE_UINT64", "dims": [2]}
 OWN = {

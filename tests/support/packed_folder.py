@@ -1,7 +1,5 @@
 """Turn a Hugging Face folder in 16 bit into a quantized one; packing is checked against the libraries' own."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -4,8 +4,6 @@ A fault of an engine is built into it: the engine of a damaged checkpoint, whose
 clean one, or a graph whose nodes were changed afterwards.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A model folder with Qwen's vocabulary and random weights."""
 
-from __future__ import annotations
-
 import base64
 import json
 from importlib.resources import files

@@ -4,8 +4,6 @@ Names, types and shapes are those of ModelOpt's own exports (TensorRT-LLM `legac
 values do not matter for its uses: tests of memory, file sizes and speed.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hypothesis strategy for random small simulations."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Compare the files of a folder with their record in a download or a manifest."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A store with synthetic results, only for tests of the report: round numbers, fixed times, no real model."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Logits after every token, of the graph that scores."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

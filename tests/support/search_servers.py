@@ -1,7 +1,5 @@
 """Simulated servers whose largest load within the limits is known, for tests of the search."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The bundled Gemma on the CPU engine in a real Triton repository, and a client that collects answers."""
 
-from __future__ import annotations
-
 import queue
 from dataclasses import dataclass, field
 from pathlib import Path

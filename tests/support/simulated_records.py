@@ -1,7 +1,5 @@
 """Convert a simulated run to token times, and to request records like those of the load generator."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

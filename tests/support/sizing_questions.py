@@ -1,7 +1,5 @@
 """Questions for the sizing calculator, with invented engine costs so that results can be worked out by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -5,8 +5,6 @@ answers. Weights that were trained keep logits apart, which random ones do not: 
 then decides between next tokens as rarely as it does in the bundled models.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

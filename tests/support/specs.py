@@ -1,7 +1,5 @@
 """Compressions in one line, for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """A display of progress that stops the work, as Ctrl-C does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """An OpenAI endpoint without a model; its answers, their timing and what it refuses are known exactly."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import ssl

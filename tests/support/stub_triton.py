@@ -3,8 +3,6 @@
 Run as `python -m tests.support.stub_triton --itl-ms 5`; prints its port. Responses are serialised only once.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import struct

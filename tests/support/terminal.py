@@ -1,7 +1,5 @@
 """Programs on a terminal of their own."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import struct

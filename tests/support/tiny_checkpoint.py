@@ -1,7 +1,5 @@
 """A valid TensorRT-LLM checkpoint of one narrow layer, made without a model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

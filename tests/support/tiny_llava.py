@@ -1,7 +1,5 @@
 """A small LLaVA with random weights and tiny_llama's tokenizer, and small pictures."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A short training of a bundled model, for the tests of recovery training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

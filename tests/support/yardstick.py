@@ -1,7 +1,5 @@
 """Measure how slow the machine currently is, so that limits on time also hold on a slow or busy machine."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@
 Exits with 1 if anything fell short of what docs/reliability.md promises. The same seed plants the same failures.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import sys

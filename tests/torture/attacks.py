@@ -3,8 +3,6 @@
 Everything is sent to the service in front of tritonserver, which is all that other machines can reach.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import random

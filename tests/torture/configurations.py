@@ -1,7 +1,5 @@
 """Plan a thousand bad configurations and five hundred good ones: no traceback, no wrong verdict, no long wait."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -4,8 +4,6 @@ Whatever happened: it is said in one sentence, what was finished is still there 
 the rest and leaves neither a draft nor a lease.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Change the inputs of the fuzzing corpus at random: without coverage, but with nothing to install; see tests/fuzz."""
 
-from __future__ import annotations
-
 import random
 import time
 import traceback

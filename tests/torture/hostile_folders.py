@@ -1,7 +1,5 @@
 """Plan with model folders whose files were spoilt: a clear refusal or a plan, no traceback, no long wait."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

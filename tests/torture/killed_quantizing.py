@@ -4,8 +4,6 @@ The quantizations run in a process of their own, `python -m tests.torture.killed
 ModelOpt once and forks them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -4,8 +4,6 @@ The server is a real tritonserver with an OpenAI service in front of it and two 
 hangs when it is asked to end. `serving.restarts` is 0, so that what is left has to end rather than to start again.
 """
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

@@ -6,8 +6,6 @@ takes them, so the engine is a stand-in that counts. Through `ensemble` the real
 of those that leave; one way to do that corrupted the server's heap (decision 19).
 """
 
-from __future__ import annotations
-
 import queue
 import random
 import tempfile

@@ -1,7 +1,5 @@
 """Damage that keeps the modification time, planted in every kind of artifact, result and manifest of small stores."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """One line of the table that a campaign of planted failures prints."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

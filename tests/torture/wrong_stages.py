@@ -6,8 +6,6 @@ It takes about a quarter of an hour, so it is no part of `make torture`.
 The first run makes the deployments and keeps them in build/diagnosed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

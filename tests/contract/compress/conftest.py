@@ -1,7 +1,5 @@
 """Tiny random models in Hugging Face folders: Llama with grouped KV heads, a tied one, Gemma with one KV head."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints made tensor by tensor, without ModelOpt and Transformers, have the bytes that ModelOpt exports."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Exports of tiny models obey the same rules as the measured ones, compute what ModelOpt simulates, and repeat."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The reference for everything converted: a model as Transformers computes it, in float32."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Searching a format for each linear: the bits are kept, the checkpoint is sound, the record is whole."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """2:4 sparsity is in the written weights, nowhere else, survives quantization, and sparsegpt beats magnitude."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Quantizing layer by layer gives the files of quantizing in one piece, byte for byte, also after kills."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Unified Hugging Face checkpoints of tiny models: sound, repeatable, and computing what ModelOpt simulates."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a config.json means is what Transformers makes of it: sizes, defaults, positions, attention windows."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

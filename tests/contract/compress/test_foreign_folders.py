@@ -1,7 +1,5 @@
 """Folders as other quantizers write them today: the weights that their libraries compute with, or a refusal at once."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

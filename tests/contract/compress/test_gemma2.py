@@ -4,8 +4,6 @@ The reader below is the arithmetic of TensorRT-LLM 1.3.0rc3 `models/gemma/model.
 `models/modeling_utils.py` in float32, with the windows that the runtime is told.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

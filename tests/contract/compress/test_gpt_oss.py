@@ -1,7 +1,5 @@
 """gpt-oss folders: experts in MXFP4 are read as Transformers reads them, and what does not fit is named."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A folder that is already quantized becomes a checkpoint with the same weights, or is refused with the reason."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """A pruned model is an ordinary smaller one: Transformers computes with it the original without what was removed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Recovery training on a bundled model: zeros stay, rounding is simulated as the engine rounds, stops go on."""
 
-from __future__ import annotations
-
 import json
 import math
 import resource

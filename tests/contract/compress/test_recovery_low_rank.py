@@ -1,7 +1,5 @@
 """Low-rank training: only the matrices beside the weights learn, and an ordinary model comes out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

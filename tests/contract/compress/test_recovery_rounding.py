@@ -1,7 +1,5 @@
 """Training computes with the very weights that are served: its last forward pass is held against the checkpoint."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a process reads of a model of which it holds a part; here the part is the whole, because one process reads."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The bundled models, compressed by ModelOpt, built by the CPU engine and simulated by torch, each made once."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Predicted beside observed memory of the CPU engine: bundled models and a larger one, as a library and served."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

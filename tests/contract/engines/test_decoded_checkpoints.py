@@ -1,7 +1,5 @@
 """The model that `make diagnose` makes of a checkpoint, to compare with the engine, is the one that was exported."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

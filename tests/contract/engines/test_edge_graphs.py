@@ -3,8 +3,6 @@
 The exporter is NVIDIA's own, in the environment of `make setup-edge`; tests/support/edge_graph.py executes its graph.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

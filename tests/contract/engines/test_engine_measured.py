@@ -1,7 +1,5 @@
 """An engine by itself: every request is answered in full and timed; what is no engine is said."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

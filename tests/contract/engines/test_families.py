@@ -1,7 +1,5 @@
 """Models of families beside Llama and Gemma: the CPU engine computes what Transformers and ModelOpt compute."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

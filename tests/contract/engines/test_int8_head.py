@@ -1,7 +1,5 @@
 """An output head in INT8: `engine.openvino.head_precision=int8`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

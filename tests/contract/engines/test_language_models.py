@@ -1,7 +1,5 @@
 """The language model of multimodal folders, without pictures: the CPU engine computes what Transformers does."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

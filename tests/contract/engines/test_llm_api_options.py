@@ -1,7 +1,5 @@
 """NVIDIA's own files of LLM API options are read by the table of their version, and wrong ones are refused."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

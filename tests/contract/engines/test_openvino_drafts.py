@@ -1,7 +1,5 @@
 """Speculative decoding on the CPU engine: the same answers in fewer iterations, and how many guesses were right."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

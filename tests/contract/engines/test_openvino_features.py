@@ -3,8 +3,6 @@
 Ratios of times are medians of several and have to hold in one of three attempts, as the machine may be busy.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What an engine folder holds: packed constants, the checkpoint's description, and little more than its bytes."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import math

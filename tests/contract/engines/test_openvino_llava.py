@@ -1,7 +1,5 @@
 """A LLaVA folder through all stages: its parts against Transformers' LlavaForConditionalGeneration."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

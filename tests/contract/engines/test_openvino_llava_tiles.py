@@ -1,7 +1,5 @@
 """A LLaVA 1.6 folder: features of tiles, arranged, against Transformers' LlavaNextForConditionalGeneration."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """LoRA adapters on the CPU engine: exactly peft's arithmetic, several in one batch, and refused where not."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

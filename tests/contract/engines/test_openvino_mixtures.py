@@ -1,7 +1,5 @@
 """FP8 mixtures on the CPU engine: ModelOpt's numbers in TensorRT-LLM's layout, computed as its plugin computes them."""
 
-from __future__ import annotations
-
 import platform
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The CPU engine computes what its checkpoint says: compared with Transformers and with ModelOpt's simulation."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows of a prompt table against Transformers' `inputs_embeds` and peft's prompt tuning, alone and in flight."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

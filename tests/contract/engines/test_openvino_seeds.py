@@ -1,7 +1,5 @@
 """A seed repeats a sampled answer whatever runs beside it."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

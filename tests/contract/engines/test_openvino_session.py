@@ -1,7 +1,5 @@
 """An open engine: scoring with shared prefixes, generation, and what it refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

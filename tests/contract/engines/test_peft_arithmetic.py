@@ -1,7 +1,5 @@
 """Adapters that peft wrote: both engines compute what peft computes of the same folder."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The bundled LLaVA: scores of the engine against Transformers' LlavaForConditionalGeneration and its processor."""
 
-from __future__ import annotations
-
 import base64
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The adapter's tokens, windows and generation are those of lm-eval's `hf` model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

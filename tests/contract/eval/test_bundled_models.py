@@ -1,7 +1,5 @@
 """The models that ship with the project: same scores as lm-eval's `hf` model, and better than guessing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Questions from a folder: both layouts give the same rows, and every fault is named."""
 
-from __future__ import annotations
-
 import json
 from codecs import BOM_UTF8
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Planted faults are named and a clean deployment is not accused; all of them: `tests.torture.wrong_stages`."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fidelity of real engines: planted damage comes out in order, noise stays below it, and NaN has a place."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from functools import cache

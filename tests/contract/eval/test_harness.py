@@ -1,7 +1,5 @@
 """Our engine adapter against lm-eval's own `hf` model on the same checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

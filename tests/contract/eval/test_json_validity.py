@@ -1,7 +1,5 @@
 """JSON validity: what counts as valid, that guided answers are, and that each guided question is kept by its schema."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext

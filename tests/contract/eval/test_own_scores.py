@@ -1,7 +1,5 @@
 """Questions of the user's own are scored as lm-eval's `hf` model scores the same file by lm-eval's own reader."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

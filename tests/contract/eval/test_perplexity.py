@@ -1,7 +1,5 @@
 """Perplexity of texts: lm-eval's own model gives the same figures, and nothing makes a verdict of them."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The text a model sees is lm-eval's, character by character."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

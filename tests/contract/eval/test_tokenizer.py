@@ -1,7 +1,5 @@
 """The tokenizer of an evaluation is opened without importing all that models need."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The tokens, the ends and the chats of a folder are those that Transformers makes of its serialized tokenizer."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

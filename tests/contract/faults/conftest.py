@@ -1,7 +1,5 @@
 """One tritonserver and one OpenAI service on the bundled Gemma, for clients that misbehave."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Nonsense through every public door: the sender reads what is wrong with it, and nobody else notices."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import re

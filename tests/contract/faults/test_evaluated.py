@@ -1,7 +1,5 @@
 """What is served equals what the engine says, question by question, through lm-eval and the real server."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`tool_choice` that asks for a call: the engine can write nothing else."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Every kind of request at once, some stopped and some cancelled: right answers, no hang, nothing left behind."""
 
-from __future__ import annotations
-
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """How much of a prompt was there already, as every way of asking shows it."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from typing import Any

@@ -1,7 +1,5 @@
 """Of requests that come at the same moment, none waits until something else wakes the server."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

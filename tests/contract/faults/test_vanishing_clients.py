@@ -1,7 +1,5 @@
 """Clients that go without a word: slots and memory come back, and the others get their tokens meanwhile."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """The queue of a real engine, as its service shows it to Prometheus."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """All fields of the interface through the text models; stop by id, timeouts and lookers while others are served."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

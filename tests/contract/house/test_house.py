@@ -1,7 +1,5 @@
 """The layout that import contracts cannot see: where files stand, and code that runs inside tritonserver."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib

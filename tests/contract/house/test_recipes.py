@@ -1,7 +1,5 @@
 """Every recipe of docs/develop.md works as it stands: its code is put where it says, and its command runs."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

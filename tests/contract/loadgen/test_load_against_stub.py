@@ -1,7 +1,5 @@
 """The load generator with all its processes against a server whose behaviour is known exactly."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """The load generator with all its processes against an OpenAI endpoint whose behaviour is known exactly."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """One tritonserver with the bundled Gemma on the CPU engine, for all tests of the repository's models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

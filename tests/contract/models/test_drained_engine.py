@@ -1,7 +1,5 @@
 """An engine in a server that is drained: a request that runs gets its drain time, an idle connection does not."""
 
-from __future__ import annotations
-
 import http.client
 import time
 from concurrent.futures import ThreadPoolExecutor

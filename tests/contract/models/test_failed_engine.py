@@ -3,8 +3,6 @@
 Started again, it shows in its metrics how often it was.
 """
 
-from __future__ import annotations
-
 import shutil
 import urllib.request
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Features of the CPU engine through a generated repository and a real tritonserver."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

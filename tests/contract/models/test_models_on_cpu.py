@@ -1,7 +1,5 @@
 """What clients of TensorRT-LLM's repository layout send and get back, against the real server."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """The scheduler without a server: an engine that fails, and a scheduler that is closed, leave nobody waiting."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import replace

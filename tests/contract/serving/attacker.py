@@ -1,7 +1,5 @@
 """Send what is expensive to read, again and again, with pauses: python attacker.py PORT."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import sys

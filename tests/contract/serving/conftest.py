@@ -1,7 +1,5 @@
 """One echoing server and one OpenAI service in front of it for all tests that leave them as they are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

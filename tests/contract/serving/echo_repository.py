@@ -1,7 +1,5 @@
 """A tiny model repository: `ensemble` and `tensorrt_llm` answer with the prompt's words, again and again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -5,8 +5,6 @@ parsers of vLLM (test_qwen3_reasoning_parser.py, test_deepseekr1_reasoning_parse
 joined) and TensorRT-LLM (test_reasoning_parser.py).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The service in front of tritonserver: what it lets through, what it refuses, and that nobody is kept waiting."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """The real nginx with the generated configuration: before a stub, and before the real service."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

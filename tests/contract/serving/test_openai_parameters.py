@@ -1,7 +1,5 @@
 """What vLLM, NIM and trtllm-serve accept, asked with the official client: each is done, not only taken."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from collections.abc import Iterator

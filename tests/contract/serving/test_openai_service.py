@@ -1,7 +1,5 @@
 """The official client against our OpenAI-compatible service in front of a real tritonserver."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """`serve` in a process of its own: what it prints works when pasted, and every way to end it."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

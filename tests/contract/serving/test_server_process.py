@@ -1,7 +1,5 @@
 """A real tritonserver: it starts, says why it cannot, is watched, drains, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What the OpenAI service counts and measures, read from the page that Prometheus reads."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import shutil

@@ -1,7 +1,5 @@
 """serving.server=trtllm_serve: an emulated trtllm-serve runs under our supervisor; benchmarks and evaluations ask."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

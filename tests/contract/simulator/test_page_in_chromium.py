@@ -1,7 +1,5 @@
 """The simulator's page in a real browser: the same numbers as in Python, phone width, both themes, keys, no network."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from random import Random

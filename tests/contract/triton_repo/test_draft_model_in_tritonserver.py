@@ -6,8 +6,6 @@ takes the guesses that are what it would have said and adds one token of its own
 they are told to, as the real engines do.
 """
 
-from __future__ import annotations
-
 import json
 import queue
 import random

@@ -1,7 +1,5 @@
 """Pictures through a real tritonserver: preprocessing, vision encoder, language model, called by the BLS."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

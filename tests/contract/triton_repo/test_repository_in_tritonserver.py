@@ -3,8 +3,6 @@
 The models' code is a stand-in here: the configurations are what is tested.
 """
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -3,8 +3,6 @@
 `template_*.json` hold what their config.pbtxt files declare, extracted as JSON.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

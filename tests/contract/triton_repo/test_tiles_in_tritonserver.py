@@ -1,7 +1,5 @@
 """Pictures of a LLaVA 1.6 through a real tritonserver: tokens and answers as of Transformers, by the picture's size."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

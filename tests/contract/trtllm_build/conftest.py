@@ -1,7 +1,5 @@
 """The emulated trtllm-build, run as a program."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

@@ -1,7 +1,5 @@
 """docs/benchmarking.md says what the table of metrics says: `make golden` rewrites it."""
 
-from __future__ import annotations
-
 import pytest
 
 from scripts.metrics_docs import PAGE, page

@@ -1,7 +1,5 @@
 """docs/rules.md says what the rules say: `make golden` rewrites it, a person reads the difference."""
 
-from __future__ import annotations
-
 import pytest
 
 from scripts.rules_docs import FEATURES, PAGE, page

@@ -8,8 +8,6 @@ processor. Sums differ in their last bits between processors, so that what rests
 `make golden` writes what is new, and refuses other bytes at an equal version.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping

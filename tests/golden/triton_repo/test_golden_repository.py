@@ -1,7 +1,5 @@
 """Golden copies of what is generated: a person reads the diff before `make golden` makes it the new truth."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Run by the peers' own Python: the arguments of a program, and the weights that a peer's linears compute with."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """AutoRound in one of its formats: rounding alone, as its texts would come from the Hub."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from auto_round import AutoRound

@@ -1,7 +1,5 @@
 """GPTQModel in four bits, with GPTQ's search and with or without zero points."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

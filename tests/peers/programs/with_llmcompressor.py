@@ -1,7 +1,5 @@
 """llm-compressor in one of its schemes."""
 
-from __future__ import annotations
-
 from common import OUT, SOURCE, TEXTS, WORDS, save_weights
 from datasets import Dataset
 from llmcompressor import oneshot

@@ -1,7 +1,5 @@
 """ModelOpt in one of its formats, by its export of Hugging Face folders."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import modelopt.torch.quantization as mtq

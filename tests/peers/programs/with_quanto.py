@@ -1,7 +1,5 @@
 """optimum-quanto in eight bits."""
 
-from __future__ import annotations
-
 from common import OUT, SOURCE
 from optimum.quanto import QuantizedModelForCausalLM, qint8
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -1,7 +1,5 @@
 """torchao by Transformers, in eight bits."""
 
-from __future__ import annotations
-
 from common import OUT, SOURCE
 from torchao.quantization import Int8WeightOnlyConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, TorchAoConfig

@@ -4,8 +4,6 @@
 The engines carry `"emulated": true` and are text. `import tensorrt_llm` fails, because running engines is not emulated.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Write the files of an emulated engine; rankN.engine contains text."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

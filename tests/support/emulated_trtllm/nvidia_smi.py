@@ -1,7 +1,5 @@
 """`nvidia-smi --query-gpu=... --format=csv,noheader,nounits` of the emulated machine."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The builder's treatment of its arguments and the checkpoint: refusals, warnings, the final build_config."""
 
-from __future__ import annotations
-
 import json
 from argparse import Namespace
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Write lines in the format of TensorRT-LLM's logger."""
 
-from __future__ import annotations
-
 import sys
 import time
 from importlib import metadata

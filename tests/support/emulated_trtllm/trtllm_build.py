@@ -4,8 +4,6 @@ Source: TensorRT-LLM `commands/build.py` at 65f1d15, `builder.py`, `plugin/plugi
 errors are raised here with the same wording; checkpoints are checked by this project's own `verify`.
 """
 
-from __future__ import annotations
-
 import argparse
 import errno
 import os

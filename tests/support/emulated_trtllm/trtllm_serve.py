@@ -5,8 +5,6 @@ Its answers have no meaning.
 The options are facts from NVIDIA's sources (tests/support/trtllm_serve_options.json).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """For every rule: a deployment that breaks it, the message, and the nearest deployment that keeps it."""
 
-from __future__ import annotations
-
 from tests.support.rule_cases import (
     attention,
     builder,

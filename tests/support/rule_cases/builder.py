@@ -1,7 +1,5 @@
 """Cases of the rules about limits, plugins and fusions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from pipelines.domain.formats import QFormat

@@ -1,7 +1,5 @@
 """Cases of the rules about the CPU engine."""
 
-from __future__ import annotations
-
 from pipelines.domain.formats import QFormat
 from tests.support.rule_cases.words import ADAPTER, AWQ, FP8, Case, kv
 

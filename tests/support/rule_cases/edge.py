@@ -1,7 +1,5 @@
 """Cases of the rules about TensorRT Edge-LLM."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pipelines.domain.formats import KvFormat

@@ -1,7 +1,5 @@
 """Cases of the rules about formats on GPUs and of model families."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from pipelines.domain.formats import KvFormat, QFormat

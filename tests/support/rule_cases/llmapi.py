@@ -1,7 +1,5 @@
 """Cases of the rules about the LLM API of TensorRT-LLM 1.3 and later."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

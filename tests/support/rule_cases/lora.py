@@ -1,7 +1,5 @@
 """Cases of the rules about LoRA adapters."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from tests.support.rule_cases.words import ADAPTER, FP8, LLAMA, MIXTRAL, NVFP4, SERVED, Case

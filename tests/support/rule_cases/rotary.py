@@ -1,7 +1,5 @@
 """Rotary position embedding."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from pipelines.domain.rotary import Rotary

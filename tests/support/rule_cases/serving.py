@@ -1,7 +1,5 @@
 """Cases of the rules about the served model."""
 
-from __future__ import annotations
-
 from tests.support.rule_cases.words import GEMMA, LLAMA, LLAVA, Case, kv
 
 CASES = {

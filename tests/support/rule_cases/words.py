@@ -1,7 +1,5 @@
 """Building blocks of the cases: models, formats, features, and changes to a deployment."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Small checkpoints written by hand, so that every expected number can be worked out."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

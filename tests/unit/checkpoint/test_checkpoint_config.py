@@ -1,7 +1,5 @@
 """config.json of a checkpoint: what is read, what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What packed weights stand for, by hand-worked numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Merging rank files into full-model tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Reading safetensors files, whole and broken."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tensors of folders that other libraries quantized mean what these libraries compute with them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A sound checkpoint has no faults; every way of breaking one is found and named. Needs numpy only."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

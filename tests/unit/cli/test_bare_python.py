@@ -1,7 +1,5 @@
 """A Python without the project's packages is told so, in words."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

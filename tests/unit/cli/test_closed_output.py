@@ -1,7 +1,5 @@
 """Output that nobody takes: a reader may stop after a line (`| head -1`), a disk may be full, a stream closed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Messages name commands as the person types them: with make in a checkout, with the console script elsewhere."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

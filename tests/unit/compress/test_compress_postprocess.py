@@ -1,7 +1,5 @@
 """Corrections to an exported config.json."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Output of libraries goes to the log; our own progress is seen."""
 
-from __future__ import annotations
-
 import io
 import logging
 import sys

@@ -1,7 +1,5 @@
 """One table for both configuration styles of ModelOpt; presets here are cut down to what matters."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

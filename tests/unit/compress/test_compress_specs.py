@@ -1,7 +1,5 @@
 """What formats read of the settings, and what importing the package costs."""
 
-from __future__ import annotations
-
 import pytest
 
 from pipelines.compress.config import CalibrationSettings

@@ -1,7 +1,5 @@
 """Calibration texts from every kind of file, lazily, with messages that name what is wrong."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a search refuses: formats that are not mixed, and bits that its candidates cannot reach."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The accuracy baseline is built without the options that belong to a quantized or sparse format."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

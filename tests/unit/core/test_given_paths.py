@@ -1,7 +1,5 @@
 """Every setting that names a path refuses one that cannot be, with its name and value, before anything is written."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace

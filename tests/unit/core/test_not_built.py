@@ -1,7 +1,5 @@
 """The refusal of a model of another family: what sets it apart, and who serves it."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

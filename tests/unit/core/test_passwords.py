@@ -1,7 +1,5 @@
 """Passwords in addresses are refused where a setting holds them, and never shown, logged or stored."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

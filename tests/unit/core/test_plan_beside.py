@@ -1,7 +1,5 @@
 """All that runs beside the CPU engine is in the plan: a draft model, the model with adapters, other processes."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

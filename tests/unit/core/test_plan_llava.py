@@ -1,7 +1,5 @@
 """A whole LLaVA in model.path: what is planned, and what is refused, from its config.json."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """What eval=auto stands for: the bundled questions for a bundled model, real ones or none for any other."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The plan tunes every engine for itself, says what that sets, and leaves the CPU engine alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from pipelines.plan.plan import make_plan

@@ -1,7 +1,5 @@
 """`make manifests manifests.operator=dynamo`: Dynamo's types take the graph, and its worker's options the arguments."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

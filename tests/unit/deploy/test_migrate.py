@@ -1,7 +1,5 @@
 """`make migrate`: public deployments of TensorRT engines in the words of the LLM API, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

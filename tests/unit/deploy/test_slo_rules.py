@@ -1,7 +1,5 @@
 """Alerts on an SLO, and TTFT as a metric of the HPA: on series that the service has, and as Prometheus judges them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

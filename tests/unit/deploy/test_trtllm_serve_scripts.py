@@ -4,8 +4,6 @@ The recorders know trtllm-serve's options from NVIDIA's sources (tests/support/t
 from the tables of options. Nothing of NVIDIA runs here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

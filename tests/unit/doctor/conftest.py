@@ -1,7 +1,5 @@
 """Programs on PATH that answer as the real ones do."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A cluster's prerequisites, as kubectl tells them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

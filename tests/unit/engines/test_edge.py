@@ -1,7 +1,5 @@
 """engine=tensorrt_edge without Edge-LLM: its environment, its commands, and what reading a graph back finds."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What planning makes of an engine's capabilities, for one that has few."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

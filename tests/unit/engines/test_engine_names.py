@@ -1,7 +1,5 @@
 """What differs between engines is asked of their descriptions: no code outside them compares an engine's name."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

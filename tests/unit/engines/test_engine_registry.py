@@ -1,7 +1,5 @@
 """Engines by name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """A file of NVIDIA's gives values to our settings, or contradicts them and is refused."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 

@@ -1,7 +1,5 @@
 """NVIDIA's nearest tuned file is advice for the LLM API, and what is given wins."""
 
-from __future__ import annotations
-
 from pipelines.engines.registry import LLM_API
 from pipelines.engines.tensorrt_llm.llm_api import complaints, split_fault, tuned_files
 from pipelines.engines.tuning import advice, tuned

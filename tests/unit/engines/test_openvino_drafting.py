@@ -1,7 +1,5 @@
 """Guesses of a draft model are counted from outside: what an iteration brings tells how many were right."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Run-time options of the CPU engine, checked when they are made."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which sequences run together: worked by hand."""
 
-from __future__ import annotations
-
 from pipelines.engines.openvino.scoring import Continuation, PrefixGroup, PrefixRow, batches, plan, together
 
 SHOTS = tuple(range(100, 140))  # 40 tokens that many prompts begin with

@@ -1,7 +1,5 @@
 """Rotary frequencies, plain and scaled."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rounding inside the graph, code by code, through a saved file as an engine has it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

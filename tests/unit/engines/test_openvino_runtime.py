@@ -1,7 +1,5 @@
 """What an open engine decides before it loads anything."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

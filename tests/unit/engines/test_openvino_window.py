@@ -1,7 +1,5 @@
 """What an attention window means on the CPU engine: whole blocks, one set of sinks, and nothing it cannot keep."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

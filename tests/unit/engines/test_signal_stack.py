@@ -1,7 +1,5 @@
 """What OpenVINO's plugin leaves for signals is taken back from the thread that loaded it."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What is set for speed: NVIDIA's advice, wherever it fits, and never against a user or a rule."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 from itertools import product

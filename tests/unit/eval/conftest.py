@@ -1,7 +1,5 @@
 """Results made by hand: which questions were right."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

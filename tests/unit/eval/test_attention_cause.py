@@ -1,7 +1,5 @@
 """What a wrong attention is told to be, where the model's scale is the usual one and where it is not (Granite)."""
 
-from __future__ import annotations
-
 import pytest
 
 np = pytest.importorskip("numpy")

@@ -1,7 +1,5 @@
 """NOT MEASURED: the exact test, and the word in every place where a verdict stands."""
 
-from __future__ import annotations
-
 from itertools import product
 from math import prod
 

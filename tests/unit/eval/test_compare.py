@@ -1,7 +1,5 @@
 """The tables: right numbers, every format, 80 columns."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

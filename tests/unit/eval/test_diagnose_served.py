@@ -1,7 +1,5 @@
 """What a server did to a prompt, or to an answer, is recognized from token ids, texts and counts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

@@ -1,7 +1,5 @@
 """A decoded weight is judged by the best codes of its format, and what was done to it is recognized."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

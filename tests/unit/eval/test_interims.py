@@ -1,7 +1,5 @@
 """Asking until the verdict is known: how often it is wrong, by enumeration; the order of the questions; the bounds."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Questions of the user's own: layouts that are read, and what is refused by file, row and column."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

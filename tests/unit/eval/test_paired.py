@@ -1,7 +1,5 @@
 """Paired statistics, each expected number worked out by hand."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

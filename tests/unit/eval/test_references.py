@@ -1,7 +1,5 @@
 """Published accuracies: what the file holds, and how they stand beside a measured one."""
 
-from __future__ import annotations
-
 from eval.compare import published_table, reference_rows
 from eval.results import all_references, differences, references_of
 from pipelines.document.blocks import render_text

@@ -1,7 +1,5 @@
 """EvalResult keeps everything across JSON and refuses what is not one."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The client of an OpenAI-compatible server: retries, order, what is kept, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 import threading

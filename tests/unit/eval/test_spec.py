@@ -1,7 +1,5 @@
 """EvalSpec refuses what cannot run and names the value."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The exact paired test against enumeration and published numbers, and what the three words may mean."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 

@@ -1,7 +1,5 @@
 """adapter_config.json of strangers: read as peft reads it, or refused by name, for both engines and at plan time."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Every command of the features' files, of their guide and of docs/gpu.md is one that the configuration takes."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What features name on disk is looked at while planning: adapters, draft models, trained heads."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct

@@ -1,7 +1,5 @@
 """TensorRT-LLM's own scripts: the exact words, and what becomes of them, with a script that takes the same grammar."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

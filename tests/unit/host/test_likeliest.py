@@ -1,7 +1,5 @@
 """The likeliest tokens of rows of logits."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pipelines.host.log_probs import likeliest, norms_of

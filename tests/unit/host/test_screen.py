@@ -1,7 +1,5 @@
 """What a log without a terminal shows of long work."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

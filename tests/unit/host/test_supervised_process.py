@@ -1,7 +1,5 @@
 """A supervised process leaves nothing behind, whoever is killed, and says who killed it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

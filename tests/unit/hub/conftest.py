@@ -1,7 +1,5 @@
 """A Hub on loopback and a client that knows only this Hub and an empty cache."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Hashes of files, and of a folder against its record."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

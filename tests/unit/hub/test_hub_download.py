@@ -1,7 +1,5 @@
 """A repository becomes a folder of verified files; the client is the real one, the Hub is on loopback."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

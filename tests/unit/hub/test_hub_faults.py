@@ -1,7 +1,5 @@
 """Each thing that goes wrong between a user and the Hub is one message that names it, and never the token."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 import socket

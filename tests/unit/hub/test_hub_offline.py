@@ -1,7 +1,5 @@
 """With HF_HUB_OFFLINE the cache is the Hub: complete and verified, or a clear no."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

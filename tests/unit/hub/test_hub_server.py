@@ -1,7 +1,5 @@
 """The Hub on loopback does what tests and people ask of it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -1,7 +1,5 @@
 """Due times of open loops."""
 
-from __future__ import annotations
-
 from itertools import islice, pairwise
 from random import Random
 from statistics import fmean, pstdev

@@ -1,7 +1,5 @@
 """When the client is called the limit, and when an open loop is called too fast."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

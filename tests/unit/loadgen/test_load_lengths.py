@@ -1,7 +1,5 @@
 """Lengths are drawn as their distribution says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from statistics import fmean, pstdev

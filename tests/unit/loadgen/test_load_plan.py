@@ -1,7 +1,5 @@
 """What a level asks, and when."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How many client processes a load gets, and how it is shared between them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Prompts have exactly the tokens asked for, on the tokenizers of the bundled models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

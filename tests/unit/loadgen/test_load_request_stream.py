@@ -1,7 +1,5 @@
 """A stream that the load generator gives up: whatever gRPC says on the way out, the record says why."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The message made of a request, and how answers are counted and failures named."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

@@ -1,7 +1,5 @@
 """The search of the largest load within the limits."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Workload and benchmark settings: what goes together and what does not."""
 
-from __future__ import annotations
-
 import pytest
 from pydantic import ValidationError
 

@@ -1,7 +1,5 @@
 """What a person sees: the table, the line of a level, the live view. All fit 80 columns."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The numbers of a window, worked out by hand. Times in the comments are milliseconds."""
 
-from __future__ import annotations
-
 import pytest
 
 from pipelines.domain.benchmark import Distribution, Slo

@@ -1,7 +1,5 @@
 """Traces: real traffic in the columns of whoever wrote it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

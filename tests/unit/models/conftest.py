@@ -1,7 +1,5 @@
 """The model files of the Triton repository, imported with a stand-in for the module the server provides."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Callable

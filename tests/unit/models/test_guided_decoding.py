@@ -1,7 +1,5 @@
 """Guided decoding: whatever the model's logits are, the answer follows the guide; jsonschema and re are the judges."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

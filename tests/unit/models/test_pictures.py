@@ -1,7 +1,5 @@
 """Pictures: prepared as Transformers' processor does it, and their places in a prompt."""
 
-from __future__ import annotations
-
 import io
 import json
 import struct

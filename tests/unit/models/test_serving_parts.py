@@ -1,7 +1,5 @@
 """The parts of the CPU model that need no engine: reading requests, choosing tokens, holding back characters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

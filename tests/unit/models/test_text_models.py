@@ -1,7 +1,5 @@
 """Preprocessing and postprocessing with the bundled tokenizers, without a server."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

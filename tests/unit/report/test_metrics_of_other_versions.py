@@ -1,7 +1,5 @@
 """Results of earlier and later versions load; a metric that a file lacks is shown as a dash."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields, replace
 from pathlib import Path

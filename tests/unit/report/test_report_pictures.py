@@ -1,7 +1,5 @@
 """Questions about pictures in a report: the picture, and the answers in 16 bit and of a format."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from eval.dataset import picture_questions

@@ -1,7 +1,5 @@
 """No message recommends what another message refuses: on every GPU, in every format, for every engine."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Every rule of the table: what breaks it, what it says, and that the nearest deployment does not break it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

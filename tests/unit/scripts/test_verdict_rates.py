@@ -1,7 +1,5 @@
 """The measured error rates of the verdict: what the page states, and a short form of the measurement."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

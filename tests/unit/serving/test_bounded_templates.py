@@ -1,7 +1,5 @@
 """A chat template comes with the model: one that loops or fills the memory is stopped, and nobody else waits for it."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

@@ -1,7 +1,5 @@
 """Bodies as OpenAI's clients and the frameworks around them send them: taken as they are meant, or refused by field."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Scored prompts: the text, the names of its tokens, and where each begins."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What a connection may do before its request is whole: uvicorn with our protocol before a small application."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager

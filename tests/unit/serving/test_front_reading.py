@@ -1,7 +1,5 @@
 """Bodies, their reading process and the count of their tokens, without a server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Guides made of several schemas: what they allow, as llguidance reads them; calls and answers told apart."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

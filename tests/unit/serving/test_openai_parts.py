@@ -1,7 +1,5 @@
 """Responses of the engine as the OpenAI service reads them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from tritonclient.grpc import InferResult, service_pb2

@@ -1,7 +1,5 @@
 """OpenAI's parameters, stop strings, templates and errors, without a server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence

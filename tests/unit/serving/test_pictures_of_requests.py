@@ -1,7 +1,5 @@
 """Pictures in requests: what a data URL must be, and fetching from allowed hosts alone."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

@@ -1,7 +1,5 @@
 """A page that a server which ends does not finish is no page, and no error of whoever stops the server."""
 
-from __future__ import annotations
-
 import socket
 import threading
 

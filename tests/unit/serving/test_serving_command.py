@@ -1,7 +1,5 @@
 """The command lines, exactly; those for several GPUs are checked by their text only."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What is taken out of tritonserver's log; the lines are real ones."""
 
-from __future__ import annotations
-
 import pytest
 
 from pipelines.serving.logs import LoadWatch, load_failures, loading_now, taken_port, useful_lines

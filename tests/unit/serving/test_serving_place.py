@@ -1,7 +1,5 @@
 """Settings, ports, the search for a server, the backend directory, leftovers."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

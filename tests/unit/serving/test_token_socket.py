@@ -1,7 +1,5 @@
 """Tokens past tritonserver: in order, to their own request, and never lost without a word."""
 
-from __future__ import annotations
-
 import select
 import socket
 from collections.abc import Callable, Iterator

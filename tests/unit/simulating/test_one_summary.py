@@ -1,7 +1,5 @@
 """The same requests through everything that summarises requests: every figure is the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

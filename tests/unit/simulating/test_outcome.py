@@ -1,7 +1,5 @@
 """Numbers of a run: those of the load generator's summary over the same requests, and what only a simulator knows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """`make simulate`: what it prints, what it writes, what it refuses. In ticks, so that every number can be checked."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

@@ -1,7 +1,5 @@
 """Boxes of the pictures and the trace: the same as what the simulator says of every slot in every iteration."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

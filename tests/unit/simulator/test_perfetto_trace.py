@@ -1,7 +1,5 @@
 """The trace for Perfetto: of the trace event format, one track per slot, nothing on top of another."""
 
-from __future__ import annotations
-
 import json
 from itertools import groupby, pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """What a simulation says of small loads that can be worked out by hand, and of input that cannot be simulated."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

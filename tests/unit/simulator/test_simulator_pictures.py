@@ -1,7 +1,5 @@
 """The pictures: what is drawn, in words that are really in them; the same input gives the same bytes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

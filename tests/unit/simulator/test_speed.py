@@ -1,7 +1,5 @@
 """The simulator is fast enough to be asked hundreds of times, on a busy machine too."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from time import process_time

@@ -1,7 +1,5 @@
 """The tick model against worked examples: tests/reference/seed_cases.json, `simulator_tick_model`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

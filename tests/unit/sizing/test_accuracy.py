@@ -1,7 +1,5 @@
 """What docs/sizing.md says is what the fit found, and what the code predicts."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

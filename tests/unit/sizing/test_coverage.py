@@ -1,7 +1,5 @@
 """Every setting is modelled, without effect, or refused by predictions of speed, and docs/sizing.md says which."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """One short run with mixed lengths is enough for a fit: TTFT and ITL of short and of long prompts are compared."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

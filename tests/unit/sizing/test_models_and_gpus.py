@@ -1,7 +1,5 @@
 """Models and GPUs by name."""
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import replace

@@ -3,8 +3,6 @@
 The latter guided the choice of the protocol (docs/decisions/0023-performance-model.md), but none was fitted to.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

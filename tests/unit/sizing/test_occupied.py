@@ -1,7 +1,5 @@
 """What an instance holds at a load: the same as the simulator's own table of iterations says."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Open loops that no fit has seen: 89 stages of vLLM by inference-sim, and two replayed traces of LLMServingSim."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Seconds of an iteration from sizes and data sheets."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

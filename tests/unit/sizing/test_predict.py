@@ -1,7 +1,5 @@
 """Predicting published measurements from the command line."""
 
-from __future__ import annotations
-
 import csv
 import math
 from dataclasses import replace

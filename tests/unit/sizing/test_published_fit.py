@@ -1,7 +1,5 @@
 """The solver that fits the performance model to published measurements."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A folder of a mixture of experts, of which config.json suffices, is sized as the model of that name."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

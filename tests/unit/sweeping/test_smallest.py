@@ -1,7 +1,5 @@
 """The search for the smallest mix: bounds, order, and what it refuses."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

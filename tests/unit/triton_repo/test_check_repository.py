@@ -1,7 +1,5 @@
 """Every refusal names what was given, what is allowed and what to do."""
 
-from __future__ import annotations
-
 import json
 import re
 

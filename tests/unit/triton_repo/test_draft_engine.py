@@ -1,7 +1,5 @@
 """A draft engine beside its target: what stands in the repository, and what is refused before it is written."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

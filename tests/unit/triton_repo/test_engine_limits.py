@@ -1,7 +1,5 @@
 """Limits come from the engine's own config.json, or a clear word why not."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

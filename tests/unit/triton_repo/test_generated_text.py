@@ -1,7 +1,5 @@
 """Whatever the settings, the text that is written reads back as the same configuration and holds no placeholder."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The dashboard asks for nothing that a server does not report, and its panels do not lie on each other."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import combinations

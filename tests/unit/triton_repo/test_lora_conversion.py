@@ -1,7 +1,5 @@
 """Adapters for TensorRT-LLM: every value in its place, and nothing left out without a word."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The command lines recorded in repository.json."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from triton_repo.config import TritonSettings

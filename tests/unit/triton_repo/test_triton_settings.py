@@ -1,7 +1,5 @@
 """What a user may set, and what is refused with which words."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The vocabulary file of guided decoding is made from the tokenizer, with the content of TensorRT-LLM's own script."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A written repository holds all it needs and says what it was made from."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

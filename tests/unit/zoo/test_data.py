@@ -1,7 +1,5 @@
 """The shipped question set and corpus: complete, balanced, without leaks, and reproducible."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The bundled draft models and adapters: what was shipped is what the code says, and what training them relies on."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

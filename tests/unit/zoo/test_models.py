@@ -1,7 +1,5 @@
 """The shipped models and tokenizers: shapes, dtype, round trips, and a spot check of what they know."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

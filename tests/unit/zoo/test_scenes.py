@@ -1,7 +1,5 @@
 """The world of pictures: questions are right, deterministic, and shipped as they are made."""
 
-from __future__ import annotations
-
 import base64
 import io
 import random

@@ -1,7 +1,5 @@
 """Training's small parts: what a batch marks, the learning rate, the losses, the refusal."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
