@@ -10,7 +10,7 @@ EXITS = {
     0: "done",
     1: "a crash; its traceback is in the run's log",
     2: "invalid input: an override, a value, a file, or something this machine lacks",
-    130: "interrupted by Ctrl-C or SIGTERM",
+    130: "interrupted by Ctrl-C, SIGTERM or a closed terminal",
 }
 """Exit codes of every command."""
 

@@ -13,7 +13,7 @@ from pipelines.cli.commands import COMMANDS, EXITS, PROGRAM, SECTIONS
 from pipelines.cli.words import check_command, groups_with_keys, overrides_of
 from pipelines.domain.errors import Fault, UserError, is_interruption
 from pipelines.host.disk import disk_error
-from pipelines.host.lifetimes import end_with
+from pipelines.host.lifetimes import end_with, interrupt_once, on_hangup
 from pipelines.host.screen import complain, lost_output, name_commands, outlive_readers, width, wrapped_lines
 from pipelines.settings.groups import choices, choose_project_file, groups, hidden_choices, project_file
 
@@ -225,6 +225,7 @@ def main(arguments: Sequence[str]) -> int:
         words += overrides_from(os.environ)
         targets = os.environ.get(MAKE_TARGETS, "").split()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: staging is removed, locks freed
+    on_hangup(interrupt_once)
     prepare_libraries()
     try:
         if (text := _answer(words, targets)) is not None:

@@ -60,12 +60,12 @@ def exit_code(process: subprocess.Popen[bytes], timeout_s: float = 0.0) -> int |
 
 @contextmanager
 def _signals_deferred() -> Iterator[None]:
-    """Deliver SIGINT and SIGTERM only after the block; other threads than the main one never get them."""
+    """Deliver SIGINT, SIGTERM and SIGHUP only after the block; other threads than the main one never get them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     arrived: list[int] = []
-    with signal_handlers((signal.SIGINT, signal.SIGTERM), lambda number, _: arrived.append(number)):
+    with signal_handlers((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), lambda number, _: arrived.append(number)):
         yield
     for late in arrived:
         signal.raise_signal(late)
@@ -80,6 +80,22 @@ def signal_handlers(numbers: Iterable[int], handler: Callable[[int, FrameType | 
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
+
+
+def on_hangup(handler: Callable[[int, FrameType | None], Any]) -> None:
+    """Handle a closed terminal, unless nohup lets this process outlive it."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, handler)
+
+
+def interrupt_once(number: int, _frame: FrameType | None) -> None:
+    """Act like Ctrl-C on the first signal of this kind: the shell sends SIGHUP and, when it ends, so does the kernel.
+
+    Raises:
+        KeyboardInterrupt: always.
+    """
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def end_with(pid: int) -> None:

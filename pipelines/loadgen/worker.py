@@ -75,7 +75,8 @@ def main(pipe: Connection, cells: Any, number: int) -> None:
         cells: the shared counters.
         number: of this process, from 0.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the directing process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C and a closed terminal are handled by the directing process
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _prefer()
     sys.setswitchinterval(_SWITCH_S)  # gRPC's thread must not wait 5 ms for ours
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):

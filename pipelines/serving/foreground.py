@@ -160,9 +160,9 @@ def serve_llm_api(server: TrtllmServe, prompt: str) -> int:
 
 
 def _run(server: TritonServer | TrtllmServe, frontend: OpenAiFrontend | None, say_where: Callable[[], None]) -> int:
-    """Run a server; SIGTERM and a closed terminal act like Ctrl-C, which ends it at once while it starts or drains."""
+    """Run a server; SIGTERM acts like Ctrl-C, which ends it at once while it starts or drains."""
     shown = log_shown(server.log_file) if server.settings.show_log else nullcontext()
-    with signal_handlers((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.default_int_handler):
+    with signal_handlers((signal.SIGINT, signal.SIGTERM), signal.default_int_handler):
         try:
             with shown, server, frontend or nullcontext():
                 return _watch(server, frontend, say_where)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from pipelines.domain.errors import UserError, is_interruption
-from pipelines.host.lifetimes import end_with
+from pipelines.host.lifetimes import end_with, on_hangup
 from pipelines.host.machine import Machine, gather
 from pipelines.plan.plan import make_plan
 from pipelines.plan.targets import MEASURED
@@ -28,6 +28,7 @@ def main(file: Path) -> int:
     stop = _Stop()
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    on_hangup(stop)
     end_with(os.getppid())  # a cell must not outlive its launcher
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see pipelines/__main__.py
     begin, machine = time.monotonic(), gather()
@@ -49,13 +50,13 @@ STOPPED = "it was stopped early (Ctrl-C, scancel, time limit or preemption)"
 
 
 class _Stop:
-    """Unwinds SIGINT and SIGTERM like Ctrl-C; a further SIGTERM does not disturb the clean-up."""
+    """Unwinds SIGINT, SIGTERM and SIGHUP like Ctrl-C; only a further Ctrl-C disturbs the clean-up."""
 
     def __init__(self) -> None:
         self._stopping = False
 
     def __call__(self, number: int, _frame: FrameType | None) -> None:
-        if self._stopping and number == signal.SIGTERM:
+        if self._stopping and number != signal.SIGINT:
             return
         self._stopping = True
         raise KeyboardInterrupt

@@ -1,8 +1,11 @@
-"""Ctrl-C ends a command with 130 wherever it comes."""
+"""Ctrl-C, or a closed terminal, ends a command with 130 wherever it comes."""
 
 import errno
 import os
 import shutil
+import signal
+import subprocess
+import sys
 
 import pytest
 from pydantic import BaseModel, field_serializer
@@ -65,3 +68,43 @@ def test_another_error_of_pydantic_stays_one(monkeypatch):
     monkeypatch.setattr("pipelines.run.config_command.config", lambda _: Settings(value="no such thing").model_dump())
     with pytest.raises(Exception, match="no such thing"):
         main(["config"])
+
+
+HELD = """
+import os, signal, sys, time
+from pipelines.cli.main import main
+import pipelines.run.config_command as command
+
+def work(_):
+    try:
+        print("works", flush=True)
+        time.sleep(0.3 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else 60)
+    finally:
+        os.kill(os.getpid(), signal.SIGHUP)  # the shell's and then the kernel's
+        print("cleaned up", flush=True)
+    return 0
+
+command.config = work
+sys.exit(main(["config"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "code", "said"),
+    [(signal.SIG_DFL, 130, "Interrupted. Finished stages are kept"), (signal.SIG_IGN, 0, "")],
+    ids=["terminal", "nohup"],
+)
+def test_a_closed_terminal_is_a_ctrl_c_unless_the_command_is_to_outlive_it(before, code, said):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HELD],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, before),
+    )
+    assert process.stdout.readline() == "works\n"
+    process.send_signal(signal.SIGHUP)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert out == "cleaned up\n"
+    assert said in err
