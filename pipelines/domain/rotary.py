@@ -286,6 +286,7 @@ class Rotary:
         truncate: whether yarn rounds the ends of its ramp to whole pairs of channels.
         original: positions beyond which longrope has other factors; 0 for other types.
         grows_from: position from which queries grow with it (Ministral 3), which no engine computes; 0 is never.
+        reach: positions up to which linear or yarn scale, whatever max_position_embeddings says; 0 for other types.
     """
 
     kind: str
@@ -294,6 +295,7 @@ class Rotary:
     truncate: bool = True
     original: int = 0
     grows_from: int = 0
+    reach: int = 0
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
@@ -303,8 +305,13 @@ class Rotary:
         if kind == LONGROPE:
             stated = tuple(f"{key}={block[key]}" for key in _LONGROPE_DIFFERS if block.get(key) is not None)
             return cls(kind, _fraction(config), stated, original=int(block.get(_ORIGINAL) or 0))
+        if kind == "linear" and config.get("architectures") != [Architecture.GEMMA3]:  # which states the scaled ones
+            positions = config.get("max_position_embeddings") or 0
+            return cls(kind, _fraction(config), reach=int(positions * block.get("factor", 0)))
         if kind != "yarn":
             return cls(kind, _fraction(config))
+        original = config.get(_ORIGINAL) or _block(config).get(_ORIGINAL) or 0
+        reach = int(original * (block.get("factor") or 0))
         growth = int(block.get(_ORIGINAL) or 0) if block.get("llama_4_scaling_beta") else 0
         truncate = bool(block.get("truncate", True))
-        return cls(kind, _fraction(config), tuple(yarn_differences(block)), truncate, grows_from=growth)
+        return cls(kind, _fraction(config), tuple(yarn_differences(block)), truncate, grows_from=growth, reach=reach)

@@ -5,7 +5,7 @@ from functools import partial
 from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.engines.tensorrt_llm.config import key_of
-from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, either, known, listed
+from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Engines, Rule, either, known, listed
 from pipelines.rules.split import (
     BUILDER,
     COMMAND,
@@ -30,6 +30,20 @@ def _fp8_plugins(d: DeploymentFacts) -> Cases:
     plugins = [name for name in FP8_PLUGINS if d.build[name] == "fp8"]
     plugins += ["gemm_plugin"] if d.build.gemm_plugin == "fp8" else []
     return [{"key": key_of(name)} for name in plugins] if d.qformat is not QFormat.FP8 else []
+
+
+def _longer(d: DeploymentFacts) -> Cases:
+    """Compare with the positions that engines have a table of; the LLM API counts scaled ones as `Rotary.reach` does.
+
+    Models that are to be scaled are published with the positions without it (Qwen2.5, Vicuna 16k).
+    """
+    asked, limit, rotary = d.build.max_seq_len or 0, known(d.shape).max_position_embeddings, d.rotary
+    if asked <= limit or (not d.writes_engine and rotary and rotary.kind in ("linear", "dynamic")):
+        return ()
+    if rotary is None or asked > rotary.reach:
+        return ({"todo": ""},)
+    todo = f"Its config.json scales positions by {rotary.kind} up to {rotary.reach}: to use them, set"
+    return ({"todo": f"{todo} max_position_embeddings={rotary.reach} there."},)
 
 
 def _fuses(d: DeploymentFacts) -> bool:
@@ -97,10 +111,12 @@ limit_rule = partial(Rule, topic="Limits", engines=BUILT)
 RULES = (
     limit_rule(
         name="longer-than-the-model",
-        when=lambda d: (d.build.max_seq_len or 0) > known(d.shape).max_position_embeddings,
+        engines=Engines(on_device=False),
+        when=_longer,
         failed="build.max_seq_len={d.build.max_seq_len} is more than {d.label} supports.",
         allowed="Its limit is {d.shape.max_position_embeddings} tokens.",
-        source=BUILDER,
+        todo="{todo}",
+        source=f"{BUILDER}; tensorrt_llm/_torch/pyexecutor/model_engine.py: _init_max_seq_len cuts a longer one",
     ),
     limit_rule(
         name="prompt-longer-than-the-sequence",

@@ -284,3 +284,32 @@ def test_the_llm_api_leaves_out_the_window_of_phi_3():
     (fault,) = refused(check(deployment(engine="llmapi", shape=phi, build={"max_seq_len": 8192})))
     assert "Phi3ForCausalLM was trained with an attention window of 4096" in fault.message
     assert not refused(check(deployment(engine="llmapi", shape=MISTRAL, build={"max_seq_len": 8192})))
+
+
+@pytest.mark.parametrize(
+    ("scaling", "asked", "todo"),
+    [
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072, "yarn up to 131072"),
+        ({"type": "linear", "factor": 2.0}, 65536, "linear up to 65536: to use them, set max_position_embeddings="),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131073, ""),
+        ({"type": "linear", "factor": 2.0}, 65537, ""),
+        ({"type": "yarn", "factor": 4.0}, 65536, ""),  # the original positions would change with the key
+    ],
+)
+def test_scaled_positions_beyond_the_models(scaling: dict[str, Any], asked: int, todo: str) -> None:
+    """Qwen's card adds a block of yarn alone: the limit says which key lets sequences grow."""
+    config = {"max_position_embeddings": 32768, "rope_scaling": scaling}
+    facts = deployment(
+        shape=replace(LLAMA, max_position_embeddings=32768), rotary=Rotary.of(config), build={"max_seq_len": asked}
+    )
+    (broken,) = check(facts)
+    assert broken.rule.name == "longer-than-the-model"
+    assert todo in broken.fault.todo
+    assert bool(todo) == bool(broken.fault.todo)
+
+
+def test_llm_api_cuts_longer_sequences() -> None:
+    """TensorRT-LLM serves no more than the model's positions, with a warning in its log; linear ones it scales."""
+    given = {"engine": "llmapi", "shape": LLAMA, "build": {"max_seq_len": 131073}}
+    assert [each.rule.name for each in check(deployment(**given))] == ["longer-than-the-model"]
+    assert check(deployment(**given, rotary=Rotary("linear", 1.0))) == []
