@@ -36,11 +36,11 @@ class ReportPaths:
     files: tuple[Path, ...] = ()
 
 
-def missing_packages() -> list[Fault]:
-    """List what `write_document` needs and this Python lacks, to be said before hours are spent on the results."""
+def missing_packages(what: str = "The report", names: Sequence[str] = ("jinja2", "matplotlib")) -> list[Fault]:
+    """List the packages for `write_document`, or `names`, that this Python lacks, to be said before the work."""
     return [
-        Fault(f"The report needs the Python package '{name}', which is not installed.", todo="Run: make setup")
-        for name in ("jinja2", "matplotlib")
+        Fault(f"{what} needs the Python package '{name}', which is not installed.", todo="Run: make setup")
+        for name in names
         if importlib.util.find_spec(name) is None
     ]
 

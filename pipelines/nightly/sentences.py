@@ -37,6 +37,8 @@ class HistoryContents:
 def _record(line: bytes) -> Record:
     """Read a line; ValueError if it is none of a history, or was changed after it was written."""
     fields = json.loads(line)
+    if isinstance(fields, dict) and CHECKSUM not in fields:
+        raise ValueError("it has no checksum, as early versions wrote it")
     if not seal_is_right(fields):
         raise ValueError("it does not match its own checksum, so it was changed after it was written")
     del fields[CHECKSUM]

@@ -32,7 +32,14 @@ class DamagedError(UserError):
         damage: the first difference, e.g. "config.json is missing".
     """
 
-    def __init__(self, folder: Path, damage: str, manifest: object = None, mend: str = "Put the file back") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        damage: str,
+        manifest: object = None,
+        mend: str = "Put the file back",
+        verdict: str = "was changed after it was made",
+    ) -> None:
         """Name the artifact, how to mend it, and the command that makes it again as far as its manifest can be read."""
         self.folder, self.damage = folder, damage
         todo = f"{mend}, or remove the folder to make it again:"
@@ -43,7 +50,7 @@ class DamagedError(UserError):
                 todo = f"{mend}, or remove the folder and measure again ({shlex.join(repeat)}):"
             else:
                 todo, command = f"{mend}, or make it again:", repeat
-        super().__init__(f"{folder} was changed after it was made: {damage}.", todo=todo, command=command)
+        super().__init__(f"{folder} {verdict}: {damage}.", todo=todo, command=command)
 
 
 def sealed(value: Mapping[str, Any]) -> Json:
@@ -71,6 +78,9 @@ def read_manifest(folder: Path) -> Json:
         raise DamagedError(folder, f"{MANIFEST} cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError):
         raise DamagedError(folder, f"{MANIFEST} is not readable JSON") from None
+    if isinstance(manifest, dict) and CHECKSUM not in manifest:
+        damage = f"{MANIFEST} has no checksum of its own, as early versions wrote it"
+        raise DamagedError(folder, damage, manifest, "Leave it unused", "cannot be verified")
     if not seal_is_right(manifest):
         raise DamagedError(folder, f"{MANIFEST} does not match its own checksum", manifest)
     return dict(manifest)

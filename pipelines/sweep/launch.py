@@ -207,6 +207,8 @@ def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Swee
     machine = gather() if here else recall(store.root, sweep.config.hydra.launcher)
     cells = _without_finished(_together(cells_of(target, sweep.combinations), store), store, machine, here)
     waiting = [cell for cell in cells if not cell.ended]
+    if len(cells) > 1 and {cell.state for cell in cells} == {"failed"} and len({cell.reason for cell in cells}) == 1:
+        raise UserError(cells[0].reason)  # about all of it, such as a missing package
     _tell(cells, waiting, sweep)
     with disk_faults(
         f"paths.runs='{runs.absolute()}' cannot be written", "Give another folder: paths.runs=/some/folder"

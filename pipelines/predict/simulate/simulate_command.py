@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pipelines.document.canvas import missing_packages
 from pipelines.domain.errors import Fault, UserError, collecting, refuse
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.machine import Machine, gather
@@ -48,6 +49,7 @@ def simulate(overrides: Sequence[str], judge_of: Callable[[Settings, Machine], J
 
     `judge_of` makes the rules of a plan from settings.
     """
+    refuse(missing_packages("The run's picture", ("matplotlib",)))
     simulation = prepared(overrides, judge_of)
     settings = simulation.settings
     check_folders({"paths.runs": settings.paths.runs})

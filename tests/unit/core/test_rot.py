@@ -172,7 +172,7 @@ def test_a_users_file_that_changes_between_plan_and_stage_is_refused(store, tmp_
         (lambda text: "\x00" * len(text), "is not readable JSON"),
         (lambda _text: "[" * 100_000, "is not readable JSON"),
         (lambda text: text[: len(text) // 2], "is not readable JSON"),
-        (lambda text: text.replace('"checksum"', '"sum"'), "does not match its own checksum"),
+        (lambda text: text.replace('"checksum"', '"sum"'), "has no checksum of its own"),
         (None, "is missing"),
     ],
 )
@@ -184,6 +184,14 @@ def test_an_altered_manifest_is_named_and_its_artifact_made_again(store, capsys,
     assert execute(store, Write("one")) == ["made"]
     assert damage in " ".join(capsys.readouterr().out.split())
     assert plan_of(store, Write("one")).is_done
+
+
+def test_an_artifact_of_an_early_version_is_not_said_to_be_changed(store):
+    execute(store, Write("one"))
+    path = the_artifact(store, "one") / "manifest.json"
+    path.write_text(json.dumps({key: each for key, each in read_manifest(path.parent).items() if key != "checksum"}))
+    with pytest.raises(DamagedError, match=r"cannot be verified: manifest\.json has no checksum of its own"):
+        read_manifest(path.parent)
 
 
 def test_a_manifest_with_a_flipped_bit_is_never_taken_for_another(store):

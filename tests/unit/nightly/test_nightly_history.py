@@ -41,15 +41,22 @@ def test_a_torn_last_line_is_skipped_with_a_note_and_nothing_after_it_is_lost(tm
     assert (tmp_path / FILE).read_bytes().startswith(whole + whole[:100] + b"\n")  # appended to, never rewritten
 
 
-def test_a_line_that_was_changed_is_named_and_skipped(tmp_path):
+@pytest.mark.parametrize(
+    ("key", "changed", "why"),
+    [
+        ('"status": "done"', '"status": "dome"', "it does not match its own checksum"),
+        ('"checksum"', '"sum"', "it has no checksum"),
+    ],
+)
+def test_a_line_that_was_changed_is_named_and_skipped(tmp_path, key, changed, why):
     history = History(tmp_path)
     for number in range(3):
         history.append(night(number))
     lines = (tmp_path / FILE).read_text().splitlines(keepends=True)
-    lines[1] = lines[1].replace('"status": "done"', '"status": "dome"')
+    lines[1] = lines[1].replace(key, changed)
     (tmp_path / FILE).write_text("".join(lines))
     assert history.read().records == (night(0), night(2))
-    assert "Line 2 of history.jsonl cannot be read: it does not match its own checksum" in history.read().notes[0]
+    assert f"Line 2 of history.jsonl cannot be read: {why}" in history.read().notes[0]
 
 
 def test_a_line_of_another_schema_is_named(tmp_path):

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import importlib.util
 import io
 import itertools
 import json
@@ -33,6 +34,14 @@ def simulated(folder: Path, *overrides: str) -> Path:
     assert COMMANDS["simulate"].run([f"paths.runs={folder}/runs", f"paths.store={folder}/store", *overrides]) == 0
     (made,) = set((folder / "runs").glob("*")) - before
     return made
+
+
+def test_a_missing_package_is_said_before_the_run(tmp_path, monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "matplotlib" else real(name))
+    with pytest.raises(UserError, match="needs the Python package 'matplotlib'"):
+        COMMANDS["simulate"].run([f"paths.runs={tmp_path}/runs", f"paths.store={tmp_path}/store"])
+    assert list(tmp_path.iterdir()) == []
 
 
 def rows(path: Path) -> list[dict[str, str]]:

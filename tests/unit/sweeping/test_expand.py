@@ -1,5 +1,7 @@
 """A sweep's words: which cells they make, and what is refused before anything is written."""
 
+import importlib.util
+
 import pytest
 
 from pipelines.domain.errors import UserError
@@ -104,6 +106,17 @@ def test_a_wrong_value_in_a_list_is_refused_before_anything_runs(tmp_path):
     words = ["quant=fp8,fp9", f"paths.runs={tmp_path}/runs", f"paths.store={tmp_path}/store"]
     with pytest.raises(UserError, match=r"quant=fp9 is not known\. .*Did you mean 'fp8'"):
         run_cells("evaluate", words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_no_cell_can_run_without_is_said_once(tmp_path, monkeypatch):
+    real = importlib.util.find_spec
+    missing = "matplotlib"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == missing else real(name, *rest))
+    words = ["quant=none,int8_wo", "model=tiny_llama", f"paths.runs={tmp_path}/runs", f"paths.store={tmp_path}/store"]
+    with pytest.raises(UserError, match=r"needs the Python package 'matplotlib'") as caught:
+        run_cells("all", [*words, "engine=openvino"])
+    assert str(caught.value).count(missing) == 1
     assert list(tmp_path.iterdir()) == []
 
 
