@@ -27,6 +27,7 @@ from pipelines.serving.openai.prepare import served
 from pipelines.serving.repository import read_repository
 
 FILES = 2 * MOST_CONNECTIONS
+LAST_LOOK_S = 0.1
 LONG_HEAD = f"The head of a request has at most {MAX_HEAD_BYTES} bytes."
 MMAP_THRESHOLD, SMALL = -3, 128 * 1024
 """Of mallopt(3). Set, it no longer grows, so that the memory of every large body returns to the system at once."""
@@ -95,7 +96,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock for the first request; uvicorn's own is for those that follow."""
         super().connection_made(transport)
-        self._clock = self.loop.call_later(HEAD_TIMEOUT_S, transport.close)
+        self._start_clock()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection, once what has arrived in time is read."""
+        self.timeout_keep_alive_task = self._close_soon()
 
     def on_message_begin(self) -> None:
         """Note that a head has begun."""
@@ -125,7 +130,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.send_400_response(LONG_HEAD)
                 break
             if self._clock is None:
-                self._clock = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+                self._start_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
@@ -137,6 +142,16 @@ class BoundedProtocol(HttpToolsProtocol):
         super().shutdown()
         if self.cycle is not None and self.cycle.more_body:
             self.transport.close()
+
+    def _close_soon(self) -> asyncio.TimerHandle:
+        """Close after a last look at the socket: uvloop, when it was late itself, runs due timers before it reads."""
+        return self.loop.call_later(LAST_LOOK_S, self.transport.close)
+
+    def _start_clock(self) -> None:
+        def late() -> None:
+            self._clock = self._close_soon()
+
+        self._clock = self.loop.call_later(HEAD_TIMEOUT_S, late)
 
     def _stop_clock(self) -> None:
         if self._clock is not None:

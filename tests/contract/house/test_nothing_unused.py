@@ -28,6 +28,7 @@ CALLED_BY_A_LIBRARY = {
     ),
     "render_broken_contract": "import-linter's contract",
     "redirect_request": "urllib's openers ask their handler of redirects",
+    "timeout_keep_alive_handler": "uvicorn's timer of an idle connection",
     "_repr_html_": "IPython shows a value by it",
 }
 

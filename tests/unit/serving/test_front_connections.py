@@ -1,6 +1,9 @@
 """What a connection may do before its request is whole: uvicorn with our protocol before a small application."""
 
 import asyncio
+import os
+import socket
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,6 +13,7 @@ import pytest
 pytest.importorskip("uvicorn")
 
 import uvicorn
+import uvloop
 
 from pipelines.serving.openai import __main__ as service
 from pipelines.serving.openai.__main__ import LONG_HEAD, BoundedProtocol
@@ -74,6 +78,37 @@ def test_half_a_head_is_closed_after_a_while(before: bytes, sent: bytes) -> None
         assert await reader.read() == b""
 
     on_a_connection(check)
+
+
+@pytest.mark.usefixtures("_short")
+@pytest.mark.parametrize("before", [b"", HEAD + b"{}"], ids=["first request", "second request"])
+def test_what_arrived_in_time_is_read_by_a_service_that_was_late(before: bytes) -> None:
+    """A process that gets no processor while it waits for sockets, with the loop that the service has, uvloop."""
+    end, other = socket.socketpair()
+
+    async def run() -> None:
+        def be_late() -> None:
+            assert end.recv(1)
+            assert os.write(sender.fileno(), HEAD + b"{}")
+            time.sleep(0.4)
+
+        async with serving() as (server, port):
+            server.config.timeout_keep_alive = service.HEAD_TIMEOUT_S
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            sender = writer.get_extra_info("socket")
+            if before:
+                writer.write(before)
+                assert (await reader.readuntil(b"{}")).startswith(b"HTTP/1.1 200")
+            await asyncio.sleep(0.1)
+            asyncio.get_running_loop().add_reader(end, be_late)
+            other.send(b"x")
+            async with asyncio.timeout(10):
+                assert (await reader.readuntil(b"{}")).startswith(b"HTTP/1.1 200")
+                assert await reader.read() == b""  # idle again, and closed
+            writer.close()
+
+    with end, other, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
 
 
 @pytest.mark.usefixtures("_short")
