@@ -8,7 +8,7 @@ from pipelines.domain.errors import Fault, did_you_mean
 from pipelines.engines.limits import EngineLimits
 from pipelines.engines.registry import ServerBackend
 from triton_repo.config import TritonSettings
-from triton_repo.generate import logits_outputs
+from triton_repo.generate import engine_types, logits_outputs
 from triton_repo.parameters import RepositorySpec
 from triton_repo.tensors import BLS, DRAFT, INTERFACES, LLMAPI, LOGITS, TABLE, TENSORRT_LLM, Tensor, interface
 
@@ -22,6 +22,7 @@ def config_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
     yield from _batch_faults(configs, limits)
     yield from _engine_faults(configs, limits)
     yield from _logits_faults(configs, limits)
+    yield from _table_faults(configs, limits)
     yield from _decoupled_faults(configs)
     yield from _rank_faults(configs, limits)
     yield from _node_faults(configs, limits)
@@ -89,6 +90,22 @@ def _logits_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
             if declared != expected:
                 yield Fault(
                     f"{name} declares {output.name} as {declared}; the engine's logits are {limits.logits_dtype}.",
+                    f"It must be {expected}.",
+                    "Make the repository again: make repository",
+                )
+
+
+def _table_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
+    """Check the type of prompt tables, where the engine takes any: its backend fails a request with another one."""
+    if not limits.max_prompt_embedding_table_size:
+        return
+    expected = f"TYPE_{engine_types(limits, ours=limits.engine.server is ServerBackend.PYTHON)[TABLE]}"
+    for name, config in configs.items():
+        for tensor in (*config.input, *config.output):
+            declared = pb.DataType.Name(tensor.data_type)
+            if tensor.name.lower().endswith(TABLE) and name != DRAFT and declared != expected:
+                yield Fault(
+                    f"{name} declares {tensor.name} as {declared}; the engine computes in {limits.dtype}.",
                     f"It must be {expected}.",
                     "Make the repository again: make repository",
                 )
@@ -163,7 +180,7 @@ def _unknown(model: str, kind: str, entries: Iterable[pb.ModelInput], tensors: t
         if dims != tensor.dims or tensor.dtype not in (LOGITS, TABLE, dtype):
             yield Fault(
                 f"{model} declares the {kind} '{entry.name}' as {dtype}{list(dims)}.",
-                f"Clients take it for {tensor.dtype}{list(tensor.dims)}.",
+                f"Clients take it for {dtype if tensor.dtype in (LOGITS, TABLE) else tensor.dtype}{list(tensor.dims)}.",
             )
 
 

@@ -62,7 +62,7 @@ def repository_configs(
     """Return the configuration of every model of the in-flight batcher layout, by model."""
     batch = settings.triton_max_batch_size or limits.max_batch_size
     ours = spec.engine.server is ServerBackend.PYTHON
-    types = _types(limits, ours=ours)
+    types = engine_types(limits, ours=ours)
     configs = {name: _model(name, batch, types, ours=ours) for name in MODELS}
     for name in (PREPROCESSING, POSTPROCESSING, BLS):
         configs[name].backend = "python"
@@ -95,7 +95,7 @@ def repository_configs(
 def draft_config(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> pb.ModelConfig:
     """Return the configuration of the draft model on GPUs: a second `tensorrt_llm`."""
     batch = min(settings.triton_max_batch_size or limits.max_batch_size, limits.max_batch_size)
-    config = _model(TENSORRT_LLM, batch, _types(limits))
+    config = _model(TENSORRT_LLM, batch, engine_types(limits))
     config.name, config.backend = DRAFT, "tensorrtllm"
     _queue(config, batch, settings)
     config.model_transaction_policy.decoupled = settings.decoupled_mode
@@ -131,7 +131,7 @@ def parse(text: str) -> pb.ModelConfig:
     return text_format.Parse(text, pb.ModelConfig())
 
 
-def _types(limits: EngineLimits, *, ours: bool = False) -> dict[str, str]:
+def engine_types(limits: EngineLimits, *, ours: bool = False) -> dict[str, str]:
     """Return the types that the engine decides; the CPU engine converts a prompt table.
 
     Source: TensorRT-LLM `cpp/tensorrt_llm/batch_manager/promptTuningBuffers.cpp` (1.3.0rc3): another type than the

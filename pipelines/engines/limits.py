@@ -15,7 +15,7 @@ from pipelines.host.files import json_object
 
 CONFIG = "config.json"
 SIZES = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
-FEATURES = ("max_draft_len", "lookahead", "max_lora_rank", "lora_modules")
+FEATURES = ("max_draft_len", "lookahead", "max_lora_rank", "lora_modules", "max_prompt_embedding_table_size")
 LOOKAHEAD = 8
 """Number of SpeculativeDecodingMode.LOOKAHEAD_DECODING in config.json. Source: `modeling_utils.py`."""
 TRITON_TYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16"}
@@ -46,6 +46,7 @@ class EngineLimits:
         lookahead: whether its draft tokens are its own n-grams.
         max_lora_rank: largest rank of an adapter; 0 means built without LoRA.
         lora_modules: linear layers that an adapter may change, by TensorRT-LLM's names.
+        max_prompt_embedding_table_size: rows of all running requests' prompt tables; 0 means built without them.
     """
 
     flavour: str
@@ -70,6 +71,7 @@ class EngineLimits:
     lookahead: bool = False
     max_lora_rank: int = 0
     lora_modules: tuple[str, ...] = ()
+    max_prompt_embedding_table_size: int = 0
 
     @classmethod
     def load(cls, engine_dir: Path) -> Self:
@@ -122,6 +124,7 @@ class EngineLimits:
             lookahead=build.get("speculative_decoding_mode") == LOOKAHEAD,
             max_lora_rank=0 if lora is None else int(lora.get("max_lora_rank", 64)),
             lora_modules=() if lora is None else tuple(lora.get("lora_target_modules") or ()),
+            max_prompt_embedding_table_size=int(build.get("max_prompt_embedding_table_size") or 0),
             **sizes,
         )
 

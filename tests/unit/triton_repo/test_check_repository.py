@@ -96,6 +96,29 @@ def test_logits_of_another_type(repo):
     refused(repo, "declares context_logits as TYPE_FP16; the engine's logits are float32. It must be TYPE_FP32")
 
 
+@pytest.mark.parametrize(("rows", "found"), [(64, True), (0, False)])
+def test_a_prompt_table_of_another_type(repo, tmp_path, rows, found):
+    """NVIDIA's templates have FP16 whatever the engine is, which does no harm where it takes no table."""
+
+    def edit(config):
+        table = next(each for each in config.input if each.name == "prompt_embedding_table")
+        assert table.data_type == 14  # BF16
+        table.data_type = 10
+
+    write_engine(repo / "tensorrt_llm" / "1" / "engine", tp_size=2, max_prompt_embedding_table_size=rows)
+    change(repo, "tensorrt_llm", edit)
+    says = "tensorrt_llm declares prompt_embedding_table as TYPE_FP16; the engine computes in bfloat16. It must be TYPE_BF16"
+    assert [says in f"{fault.message} {fault.allowed}" for fault in check_repository(repo)] == [True] * found
+
+
+def test_a_prompt_table_of_another_shape(repo):
+    def edit(config):
+        next(each for each in config.input if each.name == "prompt_embedding_table").dims.append(1)
+
+    change(repo, "tensorrt_llm", edit)
+    refused(repo, r"prompt_embedding_table' as BF16\[-1, -1, 1\]\. Clients take it for BF16\[-1, -1\]")
+
+
 def test_decoupled_in_one_model_only(repo):
     change(repo, "tensorrt_llm_bls", lambda config: setattr(config.model_transaction_policy, "decoupled", False))
     refused(repo, "decoupled is True in tensorrt_llm and False in tensorrt_llm_bls")
