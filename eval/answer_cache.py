@@ -100,6 +100,7 @@ class CachedSession(ExitStack):
     """An engine that is opened when it is first asked something new. Use as a context manager."""
 
     def __init__(self, opened: Callable[[], AbstractContextManager[Session]], answers: AnswerLog) -> None:
+        """Remember how to open the engine, and what it answered before."""
         super().__init__()
         self._opened, self._answers = opened, answers
         self._pictures: ScoredPictures | None = None

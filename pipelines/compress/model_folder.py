@@ -135,6 +135,7 @@ class ModelWeights:
     """The tensors of a model folder, read one at a time."""
 
     def __init__(self, source: ModelFolder) -> None:
+        """Read the headers of the files that Transformers would load."""
         self.folder = source.folder
         stored = stored_tensors(source.folder)
         self._found = {name: (file.path, file.header[name]) for name, (file, _) in stored.items()}
@@ -254,6 +255,7 @@ class TensorWriter:
     """
 
     def __init__(self, folder: Path, names: list[str]) -> None:
+        """Open files that `create` made."""
         self.folder = folder
         self._files = {name: read_header(folder / name) for name in names}
 

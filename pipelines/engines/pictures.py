@@ -24,6 +24,7 @@ class ScoredPictures:
     """The pictures of a task, by the ids that stand for them."""
 
     def __init__(self, encoder: Path) -> None:
+        """Read how a picture becomes features, and which token stands for it."""
         from pipelines.checkpoint.pictures import Tiling, decode  # loads numpy, which planning does without
 
         self._decode = decode

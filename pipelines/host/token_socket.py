@@ -83,6 +83,7 @@ class TokenListener:
     """The service's side. Not for several threads."""
 
     def __init__(self) -> None:
+        """Choose an address; `open` listens."""
         self._address = secrets.token_hex(8)
         self._takers: dict[int, Callable[[tuple[int, ...]], None]] = {}
         self._listening: socket.socket | None = None

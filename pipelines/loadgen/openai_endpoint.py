@@ -108,6 +108,7 @@ class OpenAiEndpoint:
     """One endpoint, up to and with /v1. Takes the same questions as `pipelines.loadgen.server.Server`."""
 
     def __init__(self, url: str, api: Api, tokenizer_dir: Path, images: int = 0, image_side: int = 0) -> None:
+        """Prepare to send pictures with each request; the probes find their input tokens."""
         self.url, self._api, self._tokenizer_dir = url, api, tokenizer_dir
         self._pictures = tuple(range(images)), image_side
         self._name, self._server, self._shown = "", "unknown", masked(url)

@@ -49,6 +49,7 @@ class History:
     """The history in one folder."""
 
     def __init__(self, folder: Path) -> None:
+        """Use this folder; nothing is created before the first line."""
         self.folder = folder.absolute()
         self.file = self.folder / FILE
 

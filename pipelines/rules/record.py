@@ -137,6 +137,7 @@ class Alternatives:
     """The rules that refuse a deployment in each format, of the weights or of the KV cache."""
 
     def __init__(self, rules: Sequence[Rule], deployment: DeploymentFacts, group: Literal["quant", "kv_cache"]) -> None:
+        """Judge nothing yet: most messages do not ask."""
         self._rules, self._deployment, self.group = rules, deployment, group
 
     @cached_property

@@ -22,6 +22,7 @@ class OpenAiFrontend(ServerProcess):
     ended_in_use = "ended"
 
     def __init__(self, server: TritonServer, slo: Slo = NO_SLO) -> None:
+        """Take the server, and limits that the metrics show exactly how many answers meet."""
         super().__init__(server.log_file.with_suffix(".openai.log"))
         self._server, self._slo = server, slo
         self._settings = server.settings

@@ -176,6 +176,7 @@ class Scorer:
     """
 
     def __init__(self, folder: EngineFolder, model: StatefulModel, visual: VisualRows | None = None) -> None:
+        """Take the engine, its compiled graph, and what turns ids of pictures into rows of its prompt table."""
         self._visual, self._no_table = visual, model.no_table
         most = folder.limits.max_batch_size
         self._max_batch_size = most if visual is None else min(most, visual.at_once)

@@ -25,6 +25,7 @@ class StopFilter:
     """
 
     def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
+        """Take the stop strings, and whether the one that ends the text is shown."""
         self._stops, self._keep = tuple(stops), keep
         self._held = ""
         self.stopped = False

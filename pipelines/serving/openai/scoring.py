@@ -60,6 +60,7 @@ class PromptScorer:
     """Scores the prompts of all requests, one at a time."""
 
     def __init__(self, source: PromptSource, *, few: bool) -> None:
+        """Take the model, and whether it returns the log probabilities of a few tokens."""
         self._source, self._few = source, few
         self._turn = asyncio.Lock()
 
