@@ -14,6 +14,7 @@ python3 -m venv "$folder/venv"
 "$folder/venv/bin/python" - "$folder" <<'PYTHON'
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -24,7 +25,9 @@ from pathlib import Path
 import numpy as np
 import tritonclient.grpc as grpc
 
-folder, port = Path(sys.argv[1]), 18432
+folder = Path(sys.argv[1])
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = free.getsockname()[1]
 site = Path(distribution("nvidia-pytriton").locate_file(""))
 triton = site / "pytriton" / "tritonserver"
 stub = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -73,7 +76,10 @@ def responses_made(client, name):
     start = grpc.InferInput("start", [1], "INT32")
     start.set_data_from_numpy(np.zeros(1, np.int32))
     client.async_stream_infer(name, [start])
+    until = time.monotonic() + 30
     while len(got) < 3:
+        if time.monotonic() > until:
+            sys.exit(f"{name} did not answer: {got}")
         time.sleep(0.01)
     client.stop_stream(cancel_requests=True)
     for _ in range(100):
@@ -102,7 +108,7 @@ with subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subproce
         seen = {name: responses_made(client, name) for name in ("counter", "outer")}
     finally:
         server.kill()
-print(f"nvidia-pytriton 0.7.0, tritonclient {version('tritonclient')}: a client cancels after 3 of 60 responses.")
+print(f"nvidia-pytriton {version('nvidia-pytriton')}, tritonclient {version('tritonclient')}: a client cancels after 3 of 60 responses.")
 print(f"Asked by its name the model makes {seen['counter']}, as a step of an ensemble {seen['outer']}.")
 if not (seen["counter"] < 20 and seen["outer"] == 60):
     sys.exit("The behaviour has changed.")

@@ -82,7 +82,7 @@ def _head(what: str, how: str, note: str = NOT_RUN) -> list[str]:
 
 
 def _directives(target: ScriptTarget, cluster: ClusterSettings, name: str, options: Mapping[str, object]) -> list[str]:
-    """Render #SBATCH lines, and what srun does not take from them; None leaves an option to the cluster.
+    """Render #SBATCH lines, and after them what srun does not take from them; None leaves a place to the cluster.
 
     Since Slurm 22.05 srun binds each task to one processor unless it is told (srun's manual, --cpus-per-task).
     """

@@ -84,7 +84,7 @@ def _torn_tree(d: DeploymentFacts) -> Cases:
 DRAFTERS = ("DraftTarget", "Draft_Target", "NGram", "UserProvided", "User_Provided")
 """Ways of `speculative_config` for which the LLM API drafts apart from the model (`get_spec_drafter`); whether it takes
 beams with the others is not known."""
-NONE = (None, "SaveState")
+UNDRAFTED = (None, "SaveState")
 """What `speculative_config` says where nothing is drafted; the second stores hidden states for training."""
 
 
@@ -94,7 +94,7 @@ def _speculates(d: DeploymentFacts, *, apart: bool = False) -> Cases:
         return ({"how": f"speculative={d.speculation}"},)
     config = {} if d.writes_engine else d.llm_api.others.get("speculative_config") or {}
     kind = config.get("decoding_type")
-    drafts = kind in DRAFTERS if apart else kind not in NONE
+    drafts = kind in DRAFTERS if apart else kind not in UNDRAFTED
     return ({"how": f"llm_api's speculative_config of {kind}"},) if drafts else ()
 
 

@@ -23,7 +23,7 @@ INVOCATION = re.compile(r"^ {2}(-{1,2}\w.*?)(?: {2,}\S.*)?$")
 CHOICES = re.compile(r"\{([^}]*)\}")
 DEFAULT = re.compile(r"\(default: ([^)]*)\)")
 STANDARD = ("-h", "--help")
-REPORT = "Report it with the program's --help and version."
+REPORT = "Report it to this project, with the program's --help and version."
 
 
 @dataclass(frozen=True, slots=True)

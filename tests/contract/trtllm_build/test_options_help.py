@@ -28,7 +28,7 @@ def test_a_difference_is_named(text, old, new, message):
 
     found = " ".join(map(str, help_differences(text.replace(old, new))))
     assert re.search(message, found)
-    assert "Report it" in found
+    assert "Report it to this project" in found
 
 
 def test_a_choice_that_was_added_is_no_difference_but_is_noted(text):

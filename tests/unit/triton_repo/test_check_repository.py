@@ -107,7 +107,7 @@ def test_a_prompt_table_of_another_type(repo, tmp_path, rows, found):
 
     write_engine(repo / "tensorrt_llm" / "1" / "engine", tp_size=2, max_prompt_embedding_table_size=rows)
     change(repo, "tensorrt_llm", edit)
-    says = "tensorrt_llm declares prompt_embedding_table as TYPE_FP16; the engine computes in bfloat16. It must be TYPE_BF16"
+    says = "declares prompt_embedding_table as TYPE_FP16; the engine computes in bfloat16. It must be TYPE_BF16"
     assert [says in f"{fault.message} {fault.allowed}" for fault in check_repository(repo)] == [True] * found
 
 
