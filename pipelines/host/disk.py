@@ -44,7 +44,7 @@ _TROUBLES = (
     _Trouble(
         (errno.EACCES, errno.EPERM, errno.EROFS),
         ("Read-only file system",),
-        "no permission to write {place}.",
+        "no permission to read or write {place}.",
         "Give another folder: paths.store=/some/folder",
     ),
     _Trouble(

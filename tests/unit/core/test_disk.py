@@ -22,7 +22,7 @@ from pipelines.sweep.cells import SweepCell
         (errno.ENOSPC, "Stage x stopped: the disk of /dev/x is full. Free some space"),
         (errno.EDQUOT, "Stage x stopped: the disk of /dev/x is full."),
         (errno.EFBIG, "Stage x stopped: /dev/x would be larger than a file may be here. `ulimit -f` shows the limit"),
-        (errno.EROFS, "Stage x stopped: no permission to write /dev/x."),
+        (errno.EROFS, "Stage x stopped: no permission to read or write /dev/x."),
         (errno.EIO, r"Stage x stopped: the disk of /dev/x fails: input/output error (EIO)."),
         (errno.ENOTCONN, "Stage x stopped: the file system of /dev/x is gone (Transport endpoint is not connected)."),
         (errno.ESTALE, "Stage x stopped: the file system of /dev/x is gone (Stale file handle)."),

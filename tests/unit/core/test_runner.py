@@ -116,7 +116,7 @@ def test_a_failing_stage_leaves_nothing_and_keeps_the_finished(store, failure):
     ("code", "message"),
     [
         (errno.ENOSPC, r"Stage one stopped: the disk of /dev/x is full"),
-        (errno.EACCES, r"no permission to write /dev/x"),
+        (errno.EACCES, r"no permission to read or write /dev/x"),
     ],
 )
 def test_disk_errors_are_said_in_the_users_words(store, code, message):
