@@ -171,22 +171,24 @@ def _undecided(best: FormatRow, rows: Sequence[FormatRow], limit: float) -> str:
                 f"The fastest format is not decided: {_said(best)}, but {in_words(row.variant)} {counts}: at "
                 f"{above.load} the load generator was the bottleneck ({above.client.reason}). {AGAIN}"
             )
-    highest = max(level.height for row in rows if row.run for level in row.run.result.levels)
     for row in rows:
-        if row is not best and not refusal(row, limit) and (why := _cut_below(row, highest)):
+        others = (level.height for each in rows if each is not row for level in finished(each.run) if level.counts)
+        if row is not best and not refusal(row, limit) and (ended := _cut_below(row, max(others, default=0.0))):
             return (
-                f"The fastest format is not decided: {_said(best)}, but the benchmark of {in_words(row.variant)} ended "
-                f"early at its best load so far: {why}. Measure it again."
+                f"The fastest format is not decided: {_said(best)}, but the benchmark of {in_words(row.variant)} "
+                f"{ended}. Measure it again."
             )
     return ""
 
 
 def _cut_below(row: FormatRow, highest: float) -> str:
-    """Return why a benchmark ended early, if its best load is its highest that counts, and others went higher."""
+    """Return how a benchmark ended early, if its best load is its highest that counts, below the others' highest."""
     result, level = row.run.result if row.run else None, row.level
     if result is None or result.complete or level is None or level.height >= highest:
         return ""
-    return "" if any(each.counts and each.height > level.height for each in result.levels) else result.reason
+    if any(each.counts and each.height > level.height for each in result.levels):
+        return ""
+    return f"ended early ({result.reason}) after {level.load}, its best load so far"
 
 
 def _above(level: LoadPoint | None, others: Sequence[LoadPoint]) -> LoadPoint | None:

@@ -220,21 +220,23 @@ def _values(override: Any) -> list[str]:
 
 def _list_fault(text: str, name: str) -> Fault:
     key, _, value = text.partition("=")
-    if name == "hardware" and "," in value:
+    if name == "hardware" and "," in value and "(" not in value:
+        several = shlex.quote(f"{key}=[{value.strip('[]')}]")
         return Fault(
             f"'{text}' names several GPUs, but this command takes one.",
-            todo=f"To choose among them: make size '{key}=[{value.strip('[]')}]'.",
+            todo=f"To choose among them: make size {several}.",
         )
     if name in groups():
         is_list, value = value.startswith("["), value.strip("[]")
         if is_list and "," not in value:
             return Fault(f"'{text}' is a list, and one choice is taken.", todo=f"Write {key}={value or '...'}")
     text = f"{key}={value}"
-    as_list = "" if name in groups() or "(" in value else f" For one run with a list as its value: {key}=[{value}]."
+    typed, one = shlex.quote(text), shlex.quote(f"{key}=[{value}]")
+    as_list = "" if name in groups() or "(" in value else f" For one run with a list as its value: {one}."
     return Fault(
         f"'{text}' has several values, but this command takes one.",
-        todo=f"To run one after another: make sweep {text} (accuracy), or make compare {text} (accuracy, size and "
-        f"speed).{as_list}",
+        todo=f"To run one after another: make sweep {typed} (accuracy), or make compare {typed} (accuracy, size "
+        f"and speed).{as_list}",
     )
 
 

@@ -1,5 +1,6 @@
 """The command `size`: read the question, compute the answer, validate, print and write it."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,7 +98,7 @@ def _unread(settings: Settings) -> Iterator[Fault]:
     unpriced = sizing.prices.gpu_hour_usd is None and sizing.prices.server_usd is None
     owned = ("licence_usd", "hosting_usd", "kwh_usd", "utilisation")
     simulated = ("formats", "kv_formats", "requests", "fit")
-    shaped = scaling.wanted and sizing.average_rate is not None and not _traced(settings)
+    shaped = scaling.wanted and not (_traced(settings) or peak_alone or sizing.users)
     of_one = f"sizing.{known} is of one deployment that is not simulated"
     rows: tuple[tuple[str, Group, Iterable[str], bool, str], ...] = (
         ("autoscaling.", scaling, type(scaling).model_fields, not scaling.wanted, "no day is replayed"),
@@ -158,12 +159,22 @@ def _judge_day(settings: Settings) -> None:
 
 
 def _with_day(settings: Settings, question: Question) -> Question:
-    """Return the question with the requests of the day's shape, whose busiest hour alone has the average rate."""
-    demand = question.demand
-    if settings.sizing.average_rate is None or demand.average is None or _traced(settings):
+    """Return the question with the requests of the day's shape; those of `sizing.users` are known."""
+    demand, sizing = question.demand, settings.sizing
+    if demand.average is None or _traced(settings):
         return question
-    hours = float(_day_rates(settings, demand)[0].mean()) * 24 / demand.average
-    return replace(question, demand=replace(demand, busy_hours=hours))
+    busiest, ratio = _busiest(settings, demand)
+    if sizing.users is None:
+        hours = 24 * min(1.0, busiest / (demand.average * ratio))
+        return replace(question, demand=replace(demand, busy_hours=hours))
+    if busiest > demand.peak and sizing.mode != "offline":
+        spread = f"Say in how many hours they come: sizing.busy_hours={int(24 / ratio)}."
+        raise UserError(
+            f"sizing.users={sizing.users:g} would be sized for a peak of {demand.peak:,.4g} requests/s, and the "
+            f"busiest hour of the day's shape has {busiest:,.4g}.",
+            todo=f"Raise it to sizing.peak_rate={math.ceil(busiest)}." if sizing.peak_rate else spread,
+        )
+    return question
 
 
 def _traced(settings: Settings) -> bool:
@@ -172,17 +183,32 @@ def _traced(settings: Settings) -> bool:
 
 def _day_rates(settings: Settings, demand: Demand) -> tuple[Any, str]:
     """Return float[steps], the requests per second of a day, and where they are from."""
-    sizing, workload = settings.sizing, settings.workload
-    scaling = sizing.autoscaling
+    scaling, workload = settings.sizing.autoscaling, settings.workload
     if _traced(settings):
         times = np.array(known_times(workload, "Give the day: sizing.autoscaling.day=business.")) / SECOND
         return counted_rates(times, scaling.step_s), f"trace {workload.trace}"
-    shape = scaling.day if isinstance(scaling.day, tuple) else BUSINESS
-    # a percentile refers to the seconds of the busiest hour; a factor, a trace's or a given peak is that hour
-    has_peak = sizing.peak_rate is not None or sizing.peak_factor is not None or sizing.average is None
-    busiest = (None if has_peak else demand.average) or demand.peak
+    shape = _shape(settings)
     how = "built-in shape of a business day (assumed, not measured)" if shape is BUSINESS else "24 hours as given"
-    return day_rates(shape, busiest, scaling.step_s), how
+    return day_rates(shape, _busiest(settings, demand)[0], scaling.step_s), how
+
+
+def _shape(settings: Settings) -> tuple[float, ...]:
+    day = settings.sizing.autoscaling.day
+    return day if isinstance(day, tuple) else BUSINESS
+
+
+def _busiest(settings: Settings, demand: Demand) -> tuple[float, float]:
+    """Return the requests per second of the busiest hour of a day's shape, and how many times the day's mean it is."""
+    sizing, shape = settings.sizing, _shape(settings)
+    ratio = 24 * max(shape) / sum(shape)
+    if demand.average is None:
+        return demand.peak, ratio
+    if sizing.users is not None:
+        return demand.average * ratio * demand.busy_hours / 24, ratio
+    # a percentile refers to the seconds of the busiest hour; a factor, a trace's or a given peak is that hour, unless
+    # the day would have more than the average around the clock: then the peak is shorter than an hour
+    has_peak = sizing.peak_rate is not None or sizing.peak_factor is not None or sizing.average is None
+    return min(demand.peak, demand.average * ratio) if has_peak else demand.average, ratio
 
 
 def _day(settings: Settings, question: Question, fleet_answer: Answer) -> Day:

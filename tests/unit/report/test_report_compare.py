@@ -116,7 +116,17 @@ def test_no_winner_over_a_format_whose_benchmark_ended_early(tmp_path):
     add_benchmark(store, add_format(store, "int8_sq"), "int8_sq", cut=16)
     (found,) = comparison(collect(store))
     assert found.chosen is None
-    assert "but the benchmark of int8_sq ended early at its best load so far: the server died" in found.reason
+    ended = "but the benchmark of int8_sq ended early (the server died) after concurrency 4, its best load so far."
+    assert ended in found.reason
+
+
+def test_a_load_that_nobody_else_has_decides_nothing(tmp_path):
+    """Nobody else went above 4, where int8_sq is slower."""
+    store = full_store(tmp_path, ("none", "fp8"), concurrencies=(1, 4))
+    add_benchmark(store, add_format(store, "int8_sq"), "int8_sq", cut=16)
+    (found,) = comparison(collect(store))
+    assert found.chosen == "fp8"
+    assert found.rejected["int8_sq"].endswith("below fp8")
 
 
 def test_a_format_that_was_slower_at_its_last_load_is_compared(tmp_path):

@@ -16,15 +16,17 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.host.machine import GpuFacts, Machine
 from pipelines.plan.candidates import judge_of
+from pipelines.predict.performance.deployment import costs
 from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.limits import drawn_lengths, known_lengths
 from pipelines.predict.performance.models import model_named
 from pipelines.predict.performance.performance import PerformanceModel, Setup, checkpoint_text
 from pipelines.predict.performance.placement import place
+from pipelines.predict.sizing import size_command
 from pipelines.predict.sizing.answer import answer
 from pipelines.predict.sizing.question import ask, setup_label
 from pipelines.predict.sizing.sensitivity import changes
-from pipelines.predict.sizing.size_command import question_id
+from pipelines.predict.sizing.size_command import question_id, solve
 from pipelines.settings.root import Settings
 from tests.conftest import ROOT
 from tests.support.load_settings import workload
@@ -224,6 +226,43 @@ def test_many_requests_are_represented_by_those_that_are_simulated(tmp_path):
     assert question.longest == (isl + osl).max()
     with pytest.raises(UserError, match=r"is longer than the context of llama_3_8b.* Leave such requests out of"):
         question.check()
+
+
+@pytest.mark.parametrize(
+    ("load_words", "requests"),
+    [
+        (["sizing.average_rate=20", "sizing.peak_factor=4"], 20 * 86400),  # the peak is shorter than an hour
+        (["sizing.average_rate=20", "sizing.peak_factor=1.5"], 20 * 1.5 * 12.35 * 3600),  # the peak is the busiest hour
+        (["sizing.users=50000", "sizing.requests_per_user_day=20", "sizing.peak_factor=4"], 1e6),
+        (["sizing.users=50000", "sizing.requests_per_user_day=20", "sizing.busy_hours=12"], 1e6),
+        (["workload.trace=FILE"], None),
+    ],
+)
+def test_the_day_has_the_requests_that_are_counted(tmp_path, monkeypatch, load_words, requests):
+    """20/s with a factor of 4 had 3,556,800 requests a day, the average for 49 hours."""
+    file = tmp_path / "trace.jsonl"
+    lines = [{"timestamp": 100 * i + i % 7, "input_length": 300, "output_length": 50} for i in range(3000)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(size_command, "changes", lambda *_: [])  # not of the day
+    words = [*H100[: 5 if requests else 3], "sizing.slo.ttft_ms=500", "sizing.tp=1", "sizing.requests=200", *load_words]
+    words += ["sizing.autoscaling.day=business", "sizing.autoscaling.cold_start_s=60"]
+    settings = load(*(word.replace("FILE", str(file)) for word in words))
+    result = solve(settings, ask(settings, NO_GPU), costs(settings))
+    demand = result.answer.question.demand
+    assert demand.busy_hours <= 24
+    assert demand.requests_per_day == pytest.approx(result.day.fixed.requests, rel=0.01)
+    assert requests is None or demand.requests_per_day == pytest.approx(requests, rel=0.001)
+
+
+def test_users_whose_day_is_busier_than_the_peak_are_refused(tmp_path, capsys):
+    users = ["sizing.users=50000", "sizing.requests_per_user_day=20", "sizing.slo.ttft_ms=500", "sizing.tp=1"]
+    day = ["sizing.autoscaling.day=business", "sizing.autoscaling.cold_start_s=60", "sizing.requests=200"]
+    assert size(tmp_path, *H100, *users, *day) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "a peak of 17 requests/s, and the busiest hour of the day's shape has 22.49" in said
+    assert "sizing.busy_hours=12" in said
+    assert size(tmp_path, *H100, *users, *day, "sizing.peak_rate=20") == 2
+    assert "sizing.peak_rate=23" in capsys.readouterr().err
 
 
 def test_one_file_is_rate_peak_lengths_and_day(tmp_path, capsys):

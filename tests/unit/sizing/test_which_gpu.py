@@ -114,8 +114,12 @@ def test_another_group_takes_one_choice_and_says_how_to_run_several(capsys):
     assert "'hardware=[l40s]' is a list, and one choice is taken. Write hardware=l40s" in said
     assert main(["plan", "benchmark.concurrency=range(1,5)"]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "make sweep benchmark.concurrency=range(1,5)" in said
+    assert "make sweep 'benchmark.concurrency=range(1,5)' (accuracy)" in said, "bash takes a bare ( as its own"
     assert "[range(1,5)]" not in said, "Hydra composes no such list"
+    assert main(["plan", "hardware=choice(l40s,h100_sxm)"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "make sweep 'hardware=choice(l40s,h100_sxm)' (accuracy)" in said
+    assert "[choice" not in said
 
 
 def test_one_gpu_is_no_list():
