@@ -99,17 +99,23 @@ class Server:
             return
         try:
             index = {m.name: m for m in self._client.get_model_repository_index(client_timeout=_TIMEOUT_S).models}
-        except InferenceServerException:  # closed, as on a server that is open to other machines
-            index = {}
+        except InferenceServerException as error:
+            if "restricted" not in error.message():
+                raise
+            ready = sorted(self.counters())  # a server that is open to other machines closes its index
+            raise UserError(
+                f"benchmark.model_name='{name}' is not ready on the server at {self.url}, or not a model.",
+                allowed=f"Ready are {', '.join(ready)}." if ready else "",
+                todo=did_you_mean(name, ready),
+            ) from None
         if name in index:
             state = index[name].state or "not loaded"
             why = f" ({index[name].reason})" if index[name].reason else ""
             raise UserError(f"Model '{name}' on {self.url} is not ready: {state}{why}.", todo="See the server's log.")
-        models = sorted(index or self.counters())
         raise UserError(
             f"benchmark.model_name='{name}' is not a model on the server at {self.url}.",
-            allowed=f"It has {', '.join(models) or 'none'}.",
-            todo=did_you_mean(name, models),
+            allowed=f"It has {', '.join(sorted(index)) or 'none'}.",
+            todo=did_you_mean(name, index),
         )
 
     def _any_step_decoupled(self, config: Any) -> bool:

@@ -33,7 +33,8 @@ class ModelRepository:
         tokens_per_block: of the KV cache, where the engine says how many blocks it has reused; otherwise None.
         few_log_probs: whether its engine returns the log probabilities of a few tokens instead of all logits.
         perf_metrics: whether its engine can say how long a request waited.
-        most_at_once: requests that its engine runs or lets wait; None if any number may wait.
+        most_at_once: requests that the CPU engine runs or lets wait; None if any number may wait, and on a GPU, where
+            instances and Triton add queues of their own.
         max_images: pictures of one request; 0 where its own code takes none.
         draws_anew: whether its engine samples differently each time without a seed; TensorRT-LLM always the same.
         world_size: number of GPUs (ranks) it needs.
@@ -115,7 +116,7 @@ def read_repository(folder: Path) -> ModelRepository:
         max_images=int(images[1]) if images is not None and on_cpu else 0,
         few_log_probs='"return_top_log_probs"' in engine_config,
         perf_metrics='"return_perf_metrics"' in engine_config,
-        most_at_once=waiting + running if waiting and running else None,
+        most_at_once=waiting + running if on_cpu and waiting and running else None,
         launched_by_hand=bool(settings.get("participant_ids")) or int(settings.get("num_nodes") or 1) > 1,
     )
 

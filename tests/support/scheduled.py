@@ -17,7 +17,7 @@ from pipelines.engines.openvino.generation_request import GenerationRequest
 from pipelines.engines.openvino.lora import LoraAdapter
 from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions
 from pipelines.engines.openvino.scheduler import Scheduler
-from pipelines.engines.openvino.sequences import DraftUse, KvUse, ResponsePart, Stamps
+from pipelines.engines.openvino.sequences import DraftUse, KvUse, PromptScores, ResponsePart, Stamps
 from pipelines.engines.openvino.serving_options import ServingOptions
 
 
@@ -28,12 +28,14 @@ class Channel:
     Attributes:
         tokens: all tokens.
         log_probs: their log probabilities, if requested.
+        prompt: log probabilities of the prompt, if requested.
         moments: when each part arrived, in seconds of `time.perf_counter`.
         error: the error, or empty.
     """
 
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    prompt: PromptScores | None = None
     moments: list[float] = field(default_factory=list)
     error: str = ""
     stamps: Stamps = field(default_factory=Stamps)
@@ -48,6 +50,7 @@ class Channel:
         self.tokens += part.rows[0]
         if part.log_probs:  # of a stream all so far, otherwise there is one part
             self.log_probs = part.log_probs[0]
+        self.prompt = part.prompt or self.prompt
         self.stamps, self.kv, self.draft = part.sequence.stamps, part.sequence.kv, part.sequence.draft
         if part.last:
             self.ended.set()

@@ -143,6 +143,7 @@ class Completion:
         clock: measures it; None measures nothing.
         calls: of tools, instead of text.
         queued_s: seconds that it waited in the engine; None where the engine does not say.
+        early_end: whether its last token is an end token that came before `min_tokens`.
     """
 
     index: int
@@ -164,6 +165,7 @@ class Completion:
     reused_blocks: int = 0
     queued_s: float | None = None
     finish_reason: FinishReason | None = field(default=None)
+    early_end: bool = False
 
     async def run(self, source: TokenSource, sampling: Sampling) -> AsyncIterator[TextDelta]:
         """Yield the answer as it arrives; sets the counts, the calls of tools and the finish reason."""
@@ -231,15 +233,14 @@ class Completion:
                 self.finish_reason = "tool_calls"
 
     def _check_least(self, sampling: Sampling) -> None:
-        """Refuse an answer that its guide or its first call has ended before `min_tokens`.
+        """Refuse an answer that its guide has ended before `min_tokens`, of which an end token is none.
 
         Raises:
             ApiError: 400.
         """
-        least, ended = sampling.min_tokens or 0, sampling.guide is not None or self.calls
-        if ended and self.finish_reason != "length" and self.output_tokens < least:
-            what = "its first call" if sampling.guide is None else "its guide"
-            message = f"'min_tokens' = {least} cannot be kept: {what} ended the answer after {self.output_tokens}."
+        least, made = sampling.min_tokens or 0, self.output_tokens - self.early_end
+        if sampling.guide is not None and made < least and (self.early_end or self.finish_reason != "length"):
+            message = f"'min_tokens' = {least} cannot be kept: its guide ended the answer after {made}."
             raise ApiError(400, message, param="min_tokens")
 
     async def collect(self, source: TokenSource, sampling: Sampling) -> Self:
@@ -285,6 +286,7 @@ class _OutputFilter:
                 self._choice.output_tokens -= token not in (self._sampling.stop_token_ids or ())
                 self.stopped = True
                 break
+            self._choice.early_end = token in self._ends
             if (new := self._text.push(token)) is None:
                 if not self._length:  # nothing but what may have become text was before it
                     self._scores.clear()

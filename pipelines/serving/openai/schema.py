@@ -294,7 +294,8 @@ class Message(BaseModel):
             elif kind in PICTURES and not sees:
                 raise unsupported("messages", part, NO_PICTURES)
             else:
-                raise unsupported("messages", part, f"Text is{', and image_url in messages of a user' * sees}.")
+                kinds = "text, or image_url in a user's message" if sees else "text"
+                raise unsupported("messages", part, f"Send {kinds}.")
         return parts if any("url" in part for part in parts) else "".join(part["text"] for part in parts)
 
 

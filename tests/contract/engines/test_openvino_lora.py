@@ -99,15 +99,18 @@ def test_two_adapters_and_none_answer_together_each_in_its_way(
                     assert tokenizer.decode(next(found).tokens).split()[0] == way(question), task
         bias = np.zeros(1920, dtype=np.float32)
         bias[5] = 1e-3
-        [paged, own] = answers(
-            running, [asked(prompts[0], 6, lora_task_id=2), asked(prompts[0], 6, lora_task_id=2, bias=bias)]
-        )
+        how: list[dict[str, Any]] = [{}, {"bias": bias}, {"context_log_probs": 1}]
+        paged, own, scored = answers(running, [asked(prompts[0], 6, lora_task_id=2, **more) for more in how])
     assert own.tokens == paged.tokens  # requests that need logits run elsewhere, with the adapter too
     model = with_peft(workshop, "in_words")
     with torch.no_grad():
         expected = model.generate(input_ids=torch.tensor([prompts[0]]), max_new_tokens=6, do_sample=False)
     answer = expected[0, len(prompts[0]) :].tolist()  # it ends with <eos>, which nobody asked the engine to stop at
     assert paged.tokens[: len(answer)] == answer
+    assert scored.prompt is not None
+    logits = torch.from_numpy(torch_logits(model, np.array([prompts[0]]))).double()
+    expected = torch.log_softmax(logits[0], dim=-1)[range(len(prompts[0]) - 1), prompts[0][1:]]
+    assert np.abs(scored.prompt.log_probs - expected.numpy()).max() < 1e-3
 
 
 @pytest.mark.parametrize("qformat", [pytest.param(QFormat.INT8_WO, marks=pytest.mark.thorough), QFormat.INT4_WO])

@@ -239,7 +239,7 @@ def test_a_picture_asked_about_again_reuses_its_blocks_and_another_does_not(chat
         ([{"type": "text", "text": "<image>"}], "Pictures sent: 0; places for them .* in the prompt: 1"),
         ([{"type": "image_url"}], "A picture has its URL in image_url"),
         ([{"type": "image_url", "image_url": {"url": "x", "detail": "high"}}], "'detail' = 'high'"),
-        ([{"type": "input_audio"}], "Text is, and image_url in messages of a user"),
+        ([{"type": "input_audio"}], "Send text, or image_url in a user's message"),
     ],
 )
 def test_pictures_of_chats_that_cannot_be_used_are_named(chats: Any, parts: list[Any], said: str) -> None:

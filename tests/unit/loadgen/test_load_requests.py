@@ -3,10 +3,12 @@
 import struct
 
 import pytest
+from tritonclient.utils import InferenceServerException
 
+from pipelines.domain.errors import UserError
 from pipelines.loadgen.plan import PlannedRequest
 from pipelines.loadgen.request_stream import classify
-from pipelines.loadgen.server import statistics_between
+from pipelines.loadgen.server import Server, statistics_between
 from pipelines.loadgen.triton_stream import TritonInterface
 
 COUNTED = ("exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens")
@@ -86,3 +88,29 @@ def test_server_statistics_are_of_the_window_alone() -> None:
     after = {"m": empty | {"success_count": 30, "queue_count": 30, "queue_ns": 50_000_000, "fail_count": 1}}
     found = statistics_between(before, after)["m"]
     assert found == {"inferences": 0, "executions": 0, "succeeded": 20, "failed": 1, "queue_mean_s": 0.002}
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("This protocol is restricted, expecting header 'k'", "'a' is not ready on .*, or not a model.$"),
+        ("Deadline Exceeded", "says: Deadline Exceeded"),
+    ],
+)
+def test_only_a_refusal_is_a_closed_index_and_an_empty_list_is_not_shown(message: str, said: str) -> None:
+    class Client:
+        def is_server_live(self, **_: object) -> bool:
+            return True
+
+        def is_model_ready(self, name: str, **_: object) -> bool:
+            return False
+
+        def get_model_repository_index(self, **_: object) -> None:
+            raise InferenceServerException(message)
+
+        get_inference_statistics = get_model_repository_index
+
+    server = Server("127.0.0.1:1")
+    server._client = Client()
+    with pytest.raises(UserError, match=said):
+        server.describe("a", streaming=True)

@@ -296,7 +296,9 @@ def test_more_answers_than_the_engine_runs_and_lets_wait_are_refused_for_good(tm
     (tmp_path / "tensorrt_llm").mkdir()
     (tmp_path / "tensorrt_llm" / "config.pbtxt").touch()
     described = {"label": "m", "limits": {"max_batch_size": 4}, "settings": {"max_queue_size": 2}}
-    (tmp_path / "repository.json").write_text(json.dumps(described))
+    for flavour, most in (("tensorrt_llm", None), ("openvino", 6)):  # on GPUs there may be several instances
+        (tmp_path / "repository.json").write_text(json.dumps({**described, "flavour": flavour}))
+        assert read_repository(tmp_path).most_at_once == most
     tokenizer = ServedTokenizer(BUNDLED / "models" / "tiny_gemma", adds_special=True)
     model = ServedModel(
         tokenizer, read_repository(tmp_path), ChatTemplate({}, {}), created=0, metrics_url="", fields={}

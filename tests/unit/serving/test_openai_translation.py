@@ -246,7 +246,7 @@ def test_what_an_assistant_refused_is_its_text_and_only_pictures_are_refused_as_
     assert message.plain() == {"role": "assistant", "content": "I can't"}
     for part in (parts[0], {"type": "input_audio", "input_audio": {}}):
         (message,) = ChatRequest(model="m", messages=[{"role": "user", "content": [part]}]).messages
-        with pytest.raises(ApiError, match=rf"'{part['type']}'.* is not supported here\. Text is\.$"):
+        with pytest.raises(ApiError, match=rf"'{part['type']}'.* is not supported here\. Send text\.$"):
             message.plain()
 
 
@@ -301,6 +301,32 @@ def test_an_answer_that_its_guide_ends_before_its_least_length_is_refused() -> N
     with pytest.raises(ApiError, match="'min_tokens' = 3 cannot be kept: its guide ended the answer after 2") as short:
         finish(9, None, min_tokens=3, guided_regex="a b")
     assert (short.value.status, short.value.param) == (400, "min_tokens")
+
+
+@pytest.mark.parametrize(("most", "least"), [(9, 3), (9, 4), (3, 3)])
+def test_an_end_token_before_the_least_length_is_not_counted(most: int, least: int) -> None:
+    assert finish(9, None, A, B, END, min_tokens=2, guided_regex="a b").output_tokens == 2
+    with pytest.raises(ApiError, match=f"= {least} cannot be kept: its guide ended the answer after 2"):
+        finish(most, None, A, B, END, min_tokens=least, guided_regex="a b")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_of_the_models_own_choice_may_be_shorter_than_min_tokens(stream: bool) -> None:
+    """It ends the answer, as elsewhere; a forced one is refused."""
+    function = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    asked = {"model": "m", "messages": [{"role": "user", "content": "a"}], "tools": [function], "min_tokens": 200,
+             "stream": stream, "parallel_tool_calls": False}  # fmt: skip
+
+    def call(form: ToolForm, text: str, **more: Any) -> Completion:
+        choice = Completion(0, Prompt((5,), "p"), 300, ENGINE, tools=form, one_call=True)
+        parts = [TokenPart((token,)) for token in GEMMA.ids(text, special=False)]
+        asyncio.run(collect_all([choice], Script(parts), ChatRequest(**asked, **more)))
+        return choice
+
+    chosen = call(ToolForm.HERMES, f"<tool_call>{F} {{}}}}</tool_call> and more")
+    assert ([one.name for one in chosen.calls], chosen.finish_reason) == (["f"], "tool_calls")
+    with pytest.raises(ApiError, match="'min_tokens' = 200 cannot be kept: its guide"):
+        call(ToolForm.GUIDED, f"{F} {{}}}}", tool_choice="required")
 
 
 @given(st.text(min_size=1, max_size=60))
