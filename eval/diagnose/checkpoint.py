@@ -8,6 +8,7 @@ layer sees.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +45,12 @@ ACTS = {"gelu_pytorch_tanh": "gelu"}
 
 
 def examine(
-    checkpoint: Checkpoint, model: TracedModel, inputs: Mapping[tuple[int, str], Array], progress: Progress
+    checkpoint: Checkpoint,
+    model: TracedModel,
+    inputs: Mapping[tuple[int, str], Array],
+    progress: Progress,
+    *,
+    rounded: bool = False,
 ) -> StageResult:
     """Compare a checkpoint with its model.
 
@@ -53,8 +59,9 @@ def examine(
         model: what it was made from.
         inputs: largest magnitude of each input channel of each linear (`TracedModel.largest_inputs`).
         progress: counts layers.
+        rounded: see `DiagnosedFolders`.
     """
-    examined = Examined()
+    examined = Examined(rounded=rounded)
     _configuration(checkpoint, model, examined)
     # with another number of heads or layers, tensors cannot be told apart
     if not examined.findings:
@@ -327,6 +334,8 @@ def _linear(
 ) -> None:
     layer, part = at
     name, form, smoothing = f"layers.{layer}.{part}", FORMATS[spec.quant.qformat], simulated.smoothing(layer, part)
+    if spec.quant.int4_scales != "max":  # a scale with the least error shrinks weights, as solving them does
+        form = replace(form, sequential=True)
     source, decoded = model.linear(layer, part), simulated.linear(layer, part)
     measured, expected = measure(source, decoded, smoothing, form, spec.quant.group_size)
     examined.saw(f"{name}.weight", measured.ratio)

@@ -75,7 +75,8 @@ def compare_linear(checkpoint: Checkpoint, part: Part, examined: Examined) -> No
         return
     decoded = decoded if prequant is None else decoded * prequant
     group = checkpoint.config.quantization_of(part.module).group_size
-    measured, expected = measure(part.source, decoded, prequant, replace(form, weights=kind), group)
+    form = replace(form, weights=kind, sequential=form.sequential and not examined.rounded)
+    measured, expected = measure(part.source, decoded, prequant, form, group)
     examined.saw(part.tensor, measured.ratio)
     if not measured.suspicious:
         return

@@ -162,6 +162,7 @@ class Examined:
     worst: float = 0.0
     where: str = ""
     todo: str = AGAIN
+    rounded: bool = False
 
     def saw(self, name: str, ratio: float) -> None:
         """Count a tensor, and remember the worst."""

@@ -65,6 +65,7 @@ class DiagnosedFolders:
         source: what was quantized: the model, or its sparse form.
         texts: JSON lines that prompts are taken from.
         simulation: of the format that the checkpoint was calibrated in; None without.
+        rounded: whether weights are rounded to the nearest code, which a checkpoint of `int4_rtn` does not say.
         serve: starts the servers, and returns where they are; None without.
         not_run: why a stage is not run, by stage.
         template: chat template that the server is given instead of the model's own.
@@ -74,6 +75,7 @@ class DiagnosedFolders:
     source: Path
     texts: Path
     simulation: Simulation | None = None
+    rounded: bool = False
     checkpoint: Path | None = None
     engine: Path | None = None
     engine_name: str = "openvino"
@@ -166,7 +168,7 @@ class _Work:
         if simulated is not None and folders.simulation is not None:
             yield examine_simulation(simulated, model, folders.simulation.spec, inputs, self.progress)
         checkpoint = Checkpoint(folders.checkpoint)
-        result = examine(checkpoint, model, inputs, self.progress)
+        result = examine(checkpoint, model, inputs, self.progress, rounded=folders.rounded)
         model = trace_checkpoint(folders.model, checkpoint)
         yield result if simulated is None else self._exported(result, checkpoint, simulated, model, noise)
         if self.session is not None:

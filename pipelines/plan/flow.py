@@ -8,6 +8,7 @@ from typing import Any
 from eval.config import TOKENS_ALONE, TOKENS_AMONG_OTHERS
 from eval.spec import PASSKEY, PICTURES
 from pipelines.domain.errors import UserError, did_you_mean
+from pipelines.domain.formats import rounding_is_known
 from pipelines.engines.config import all_options
 from pipelines.engines.registry import ServerBackend
 from pipelines.plan.accuracy_checks import asked_questions
@@ -262,6 +263,7 @@ def _diagnose(deployment: Deployment) -> list[Node]:
     stage = Diagnose(
         diagnose,
         None if diagnose.given else quantized,
+        rounding_is_known(settings.quant.qformat, settings.quant.int4_scales),
         settings.eval,
         settings.serving,
         d.engine.name,

@@ -34,6 +34,7 @@ class Diagnose:
     Attributes:
         asked: what is left out.
         quantize: what the checkpoint was made with; None if it was given.
+        rounded: whether weights are rounded to the nearest code, which a checkpoint of `int4_rtn` does not say.
         eval: where a server runs already, OpenAI-compatible or grpc:// of Triton, if there is one.
         options: the engine's own settings; None where it has none.
         logs: folder for the server's log.
@@ -43,6 +44,7 @@ class Diagnose:
 
     asked: DiagnoseSettings
     quantize: Quantize | None
+    rounded: bool
     eval: EvalSettings
     serving: ServingSettings
     engine: str
@@ -88,6 +90,7 @@ class Diagnose:
             source=source,
             texts=inputs["text.bundled"],
             simulation=simulation,
+            rounded=self.rounded,
             checkpoint=inputs.get("checkpoint"),
             engine=inputs.get("engine"),
             engine_name=self.engine,

@@ -122,6 +122,7 @@ class Places:
             self.model,
             TEXTS,
             self.recipe.simulation(self.model),
+            self.recipe.qformat is QFormat.INT4_RTN,
             self.checkpoint,
             self.engine,
             serve=None if self.repository is None else self._serving(self.repository, log),

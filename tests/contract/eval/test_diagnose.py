@@ -11,11 +11,16 @@ pytest.importorskip("openvino_genai")
 pytest.importorskip("modelopt")
 
 from eval.diagnose.result import Place, StageDiagnosis, StageVerdict, diagnosis_text
-from eval.diagnose.run import diagnose
-from pipelines.compress.simulating import SimulatedModel
+from eval.diagnose.run import DiagnosedFolders, Simulation, diagnose
+from pipelines.compress.config import QuantSettings
+from pipelines.compress.quantizing import quantize
+from pipelines.compress.simulating import SimulatedModel, fake_quantized_model
+from pipelines.compress.specs import QuantSpec
+from pipelines.compress.texts import load_texts
 from pipelines.domain.errors import UserError
+from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import SilentProgress
-from tests.support.diagnosed import Deployments, Places, Recipe
+from tests.support.diagnosed import CALIBRATION, TEXTS, Deployments, Places, Recipe
 from tests.support.planted_faults import FAULTS, FP8, LLAMA, Tensors, at, in_checkpoint, in_engine, scaled
 from tests.support.small_models import write_model
 
@@ -110,6 +115,26 @@ def test_a_scale_is_compared_with_that_of_a_second_calibration(
     assert (accused.stage, accused.findings[0].tensor) == (Place.CHECKPOINT, f"transformer.layers.1.{name}")
     assert f"{factor:g} times that of ModelOpt's calibration" in accused.findings[0].cause
     assert {each.stage: each.verdict for each in result.stages}[Place.MODELOPT] == StageVerdict.CLEAN
+
+
+def test_a_scale_of_int4_rtn_is_judged_as_rounding_and_not_as_gptq(made: Deployments, tmp_path: Path) -> None:
+    places = made.copied(Recipe("llama", QFormat.INT4_RTN), tmp_path / "copy", served=False)
+    assert diagnosed(places, tmp_path / "log").accused is None
+    in_checkpoint(scaled(at(1, "mlp.proj"), "weights_scaling_factor", 1.1))(places)
+    accused = diagnosed(places, tmp_path / "log").accused
+    assert accused is not None
+    assert accused.findings[0].tensor == "transformer.layers.1.mlp.proj.weights_scaling_factor"
+    assert "the scale is 1.1 times" in accused.findings[0].cause
+
+
+def test_scales_with_the_least_error_are_not_accused(made: Deployments, tmp_path: Path) -> None:
+    model, texts = made.model("llama"), load_texts(TEXTS)
+    spec = QuantSpec(QuantSettings(qformat=QFormat.INT4_RTN, int4_scales="mse"))
+    quantize(model, tmp_path / "checkpoint", spec, texts, CALIBRATION)
+    simulation = Simulation(spec, lambda: SimulatedModel(fake_quantized_model(model, spec, texts, CALIBRATION).float()))
+    given = DiagnosedFolders(model, model, TEXTS, simulation, checkpoint=tmp_path / "checkpoint")
+    result = diagnose(given, model="tiny", variant="none", seed=1, new_tokens=8, progress=SilentProgress())
+    assert result.accused is None
 
 
 def test_names_of_faults_are_unique_and_there_are_forty() -> None:
