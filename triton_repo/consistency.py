@@ -21,8 +21,7 @@ def config_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
     """Find everything that contradicts the engine or another model."""
     yield from _batch_faults(configs, limits)
     yield from _engine_faults(configs, limits)
-    yield from _logits_faults(configs, limits)
-    yield from _table_faults(configs, limits)
+    yield from _type_faults(configs, limits)
     yield from _decoupled_faults(configs)
     yield from _rank_faults(configs, limits)
     yield from _node_faults(configs, limits)
@@ -81,31 +80,25 @@ def _engine_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
         )
 
 
-def _logits_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
-    """Check the type of logits: the C++ backend copies raw bytes, so another type would be read as garbage."""
-    expected = f"TYPE_{limits.logits_type}"
+def _type_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
+    """Check the types that the engine decides.
+
+    The C++ backend copies raw bytes of logits, so another type would be read as garbage. It fails a request whose
+    prompt table has another type; where the engine takes no tables, theirs does no harm.
+    """
+    types = engine_types(limits)
     for name, config in configs.items():
-        for output in logits_outputs(config):
-            declared = pb.DataType.Name(output.data_type)
+        of_engine = [
+            (output, LOGITS, f"the engine's logits are {limits.logits_dtype}") for output in logits_outputs(config)
+        ]
+        if limits.max_prompt_embedding_table_size and name != DRAFT:
+            tensors = (each for each in (*config.input, *config.output) if each.name.lower().endswith(TABLE))
+            of_engine += [(each, TABLE, f"the engine computes in {limits.dtype}") for each in tensors]
+        for tensor, kind, why in of_engine:
+            declared, expected = pb.DataType.Name(tensor.data_type), f"TYPE_{types[kind]}"
             if declared != expected:
                 yield Fault(
-                    f"{name} declares {output.name} as {declared}; the engine's logits are {limits.logits_dtype}.",
-                    f"It must be {expected}.",
-                    "Make the repository again: make repository",
-                )
-
-
-def _table_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
-    """Check the type of prompt tables, where the engine takes any: its backend fails a request with another one."""
-    if not limits.max_prompt_embedding_table_size:
-        return
-    expected = f"TYPE_{engine_types(limits, ours=limits.engine.server is ServerBackend.PYTHON)[TABLE]}"
-    for name, config in configs.items():
-        for tensor in (*config.input, *config.output):
-            declared = pb.DataType.Name(tensor.data_type)
-            if tensor.name.lower().endswith(TABLE) and name != DRAFT and declared != expected:
-                yield Fault(
-                    f"{name} declares {tensor.name} as {declared}; the engine computes in {limits.dtype}.",
+                    f"{name} declares {tensor.name} as {declared}; {why}.",
                     f"It must be {expected}.",
                     "Make the repository again: make repository",
                 )

@@ -62,7 +62,7 @@ def repository_configs(
     """Return the configuration of every model of the in-flight batcher layout, by model."""
     batch = settings.triton_max_batch_size or limits.max_batch_size
     ours = spec.engine.server is ServerBackend.PYTHON
-    types = engine_types(limits, ours=ours)
+    types = engine_types(limits)
     configs = {name: _model(name, batch, types, ours=ours) for name in MODELS}
     for name in (PREPROCESSING, POSTPROCESSING, BLS):
         configs[name].backend = "python"
@@ -131,13 +131,14 @@ def parse(text: str) -> pb.ModelConfig:
     return text_format.Parse(text, pb.ModelConfig())
 
 
-def engine_types(limits: EngineLimits, *, ours: bool = False) -> dict[str, str]:
+def engine_types(limits: EngineLimits) -> dict[str, str]:
     """Return the types that the engine decides; the CPU engine converts a prompt table.
 
     Source: TensorRT-LLM `cpp/tensorrt_llm/batch_manager/promptTuningBuffers.cpp` (1.3.0rc3): another type than the
     model's fails the request.
     """
-    return {LOGITS: limits.logits_type, TABLE: "FP16" if ours else TRITON_TYPES.get(limits.dtype, "FP16")}
+    converts = limits.engine.server is ServerBackend.PYTHON
+    return {LOGITS: limits.logits_type, TABLE: "FP16" if converts else TRITON_TYPES.get(limits.dtype, "FP16")}
 
 
 def _model(name: str, batch: int, types: Mapping[str, str], *, ours: bool = False) -> pb.ModelConfig:

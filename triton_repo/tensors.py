@@ -65,7 +65,9 @@ def _tensors(rows: Iterable[Mapping[str, Any]]) -> tuple[Tensor, ...]:
         Tensor(
             row["name"],
             # the templates of the ensemble and the vision model have FP16, which is right for such engines only
-            TABLE if row["name"].lower().endswith(TABLE) else TYPES.get(row["dtype"], row["dtype"][5:]),
+            TABLE
+            if row["name"].lower().endswith(TABLE)
+            else TYPES.get(row["dtype"], row["dtype"].removeprefix("TYPE_")),
             tuple(row["dims"]),
             optional=row["optional"],
             ragged=row.get("allow_ragged_batch", False),

@@ -1,6 +1,5 @@
 """Refuse before anything is spent: impossible combinations, too little memory or disk, missing packages."""
 
-import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -425,14 +424,11 @@ def check_installed(goal: Goal, stages: Sequence[Stage], only: str | None) -> tu
     users: dict[str, set[str]] = {}
     for stage in stages:
         for package in stage.needs:
-            if importlib.util.find_spec(package) is None:
-                users.setdefault(package, set()).add(stage.name)
+            users.setdefault(package, set()).add(stage.name)
     packages = [
-        Fault(
-            f"Stage {', '.join(sorted(names))} needs the Python package '{package}', which is not installed.",
-            todo="Run: make setup",
-        )
+        fault
         for package, names in sorted(users.items())
+        for fault in missing_packages(f"Stage {', '.join(sorted(names))}", (package,))
     ]
     starts, serving = goal.target in STARTED and only in (None, "benchmark"), goal.settings.serving
     starts = starts and not goal.is_elsewhere and serving.tritonserver is None
