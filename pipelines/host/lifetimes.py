@@ -102,6 +102,8 @@ def end_with(pid: int) -> None:
     """Send this process SIGTERM as soon as another one has ended, however it ended; needs Linux 5.3.
 
     Unlike PR_SET_PDEATHSIG, it does not end this process with a mere thread of the other, and reaches grandparents.
+    Where the other one leads the session, as make does in `ssh -t host 'make serve'`, the kernel tells it alone that
+    the terminal was closed, and make then waits for its child: this process sends itself SIGHUP.
     """
     handle = None
     with suppress(AttributeError, PermissionError):  # another system, or an old container that forbids the call
@@ -112,9 +114,19 @@ def end_with(pid: int) -> None:
     if handle is None:
         return
 
+    poller = select.poll()
+    poller.register(handle, select.POLLIN)
+    with suppress(OSError):  # no terminal, or the other has ended
+        if os.getsid(0) == pid:
+            poller.register(os.open("/dev/tty", os.O_RDONLY), 0)  # reports a hangup alone
+
     def follow() -> None:
-        select.select([handle], [], [])
-        os.kill(os.getpid(), signal.SIGTERM)
+        ended = False
+        while not ended:
+            for file, _ in poller.poll():
+                poller.unregister(file)
+                ended = file == handle
+                os.kill(os.getpid(), signal.SIGTERM if ended else signal.SIGHUP)
 
     threading.Thread(target=follow, name="follow", daemon=True).start()
 

@@ -1,8 +1,13 @@
-"""A child that runs is never lost, whenever the interrupt comes."""
+"""A child that runs is never lost, whenever the interrupt comes; and it ends with what it belongs to."""
 
+import fcntl
+import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +54,47 @@ def test_an_interrupt_while_popen_holds_its_lock_still_stops_it():
 def test_a_program_that_does_not_exist_is_only_an_error():
     with pytest.raises(FileNotFoundError), child_process(["/no/such/program"], grace_s=1):
         pass
+
+
+FOLLOWER = """
+import os, signal, time
+from pipelines.host.lifetimes import end_with, on_hangup
+on_hangup(lambda *_: (print("hangup", flush=True), os._exit(130)))
+end_with(int(os.environ["MAKE_PID"]))
+print("works", flush=True)
+time.sleep(2)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("sighup", "line", "said"),
+    [
+        (signal.SIG_DFL, "exec {}", b"hangup\n"),
+        (signal.SIG_IGN, "exec {}", b"done\n"),
+        (signal.SIG_DFL, "{} & disown; read line", b"done\n"),
+    ],
+    ids=["ssh -t", "nohup", "a job of a shell"],
+)
+def test_a_closed_terminal_ends_what_make_runs_where_make_alone_is_told(tmp_path, sighup, line, said):
+    (tmp_path / "Makefile").write_text('all:\n\t@MAKE_PID=$$PPID $(PYTHON) -c "$$FOLLOWER" && true\n')
+    terminal, inside = pty.openpty()
+
+    def lead() -> None:
+        signal.signal(signal.SIGHUP, sighup)
+        fcntl.ioctl(inside, termios.TIOCSCTTY, 0)
+
+    process = subprocess.Popen(
+        ["bash", "-mc", line.format(f"make PYTHON={sys.executable}")],
+        cwd=tmp_path,
+        env=os.environ | {"FOLLOWER": FOLLOWER, "PYTHONPATH": str(Path.cwd())},
+        stdin=inside,
+        stdout=subprocess.PIPE,
+        stderr=inside,
+        start_new_session=True,
+        preexec_fn=lead,
+    )
+    os.close(inside)
+    assert process.stdout.readline() == b"works\n"
+    os.close(terminal)
+    assert process.communicate(timeout=60)[0] == said
