@@ -12,11 +12,11 @@ from huggingface_hub import HfApi, constants, snapshot_download
 from pipelines.checkpoint.tokenizer import VOCABULARIES
 from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.domain.model_shape import ModelShape
-from pipelines.domain.progress import Progress, SilentProgress
+from pipelines.domain.progress import SILENT, Progress
 from pipelines.domain.units import show_bytes
 from pipelines.host.disk import nearest
 from pipelines.host.files import FileRecord, link_or_copy, parse_json, sha256_file
-from pipelines.hub.faults import HubFile, HubListing, HubSnapshot, HubSource, check_token, explained
+from pipelines.hub.faults import HubFile, HubListing, HubSnapshot, HubSource, check_token, explained, patiently
 from pipelines.hub.fetch import fetch, missing_bytes, remember_revision
 
 # Choose the files to download: safetensors, configuration and tokenizer, never anything that can run.
@@ -237,7 +237,7 @@ def download_model(
         UserError: something is wrong with the repository, the network, the token, the disk or a file.
     """
     with explained(source):
-        listing = look_up(source)
+        listing = patiently(lambda: look_up(source), progress.note)
         check_model(listing)
         shape = ModelShape.from_hf_config(_read_json(listing, CONFIG), f"{CONFIG} of {listing.place}")
         if expected_shape is not None:
@@ -258,7 +258,7 @@ def download_dataset(source: HubSource, out_dir: Path, *, progress: Progress) ->
         UserError: as for `download_model`, or no file matches.
     """
     with explained(source):
-        listing = look_up(source)
+        listing = patiently(lambda: look_up(source), progress.note)
         return _deliver(listing, dataset_files(listing), out_dir, progress)
 
 
@@ -266,14 +266,14 @@ def why_not(source: HubSource) -> str:
     """Return why a repository cannot be downloaded, as far as its listing says; empty if it can."""
     try:
         with explained(source):
-            look_up(source)
+            patiently(lambda: look_up(source), SILENT.note, longest_s=4)  # a plan does not show that it waits
     except UserError as error:
         return " ".join(fault.message for fault in error.faults)
     return ""
 
 
 def _read_json(listing: HubListing, name: str) -> Mapping[str, Any]:
-    path = fetch(listing, [listing.files[name]], SilentProgress())[name]
+    path = fetch(listing, [listing.files[name]], SILENT)[name]
     try:
         content = parse_json(path.read_text())
     except ValueError as error:

@@ -2,10 +2,13 @@
 
 import errno
 import os
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
+from urllib.parse import urlsplit
 
 from huggingface_hub import constants, get_token
 from huggingface_hub.errors import (
@@ -108,7 +111,12 @@ TRANSPORT_ERRORS: tuple[type[Exception], ...] = tuple(
 CLIENT_ERRORS: tuple[type[Exception], ...] = (*TRANSPORT_ERRORS, OSError, ValueError)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+TRANSIENT = (408, 429, 500, 502, 503, 504)
+PATIENCE_S = 30.0
+LONGEST_WAIT_S = 300.0
+"""The Hub counts requests in windows of five minutes."""
 AGAIN = "Run the same command again: it resumes where this one stopped."
+T = TypeVar("T")
 
 
 @contextmanager
@@ -164,6 +172,48 @@ def http_status(error: BaseException) -> int | None:
     return status if isinstance(status, int) else None
 
 
+def patiently(
+    ask: Callable[[], T],
+    note: Callable[[str], None],
+    *,
+    sleep: Callable[[float], object] | None = None,
+    longest_s: float = LONGEST_WAIT_S,
+) -> T:
+    """Repeat a request for half a minute while its answer is a transient status; the client gives up at the first.
+
+    Args:
+        ask: sends the request.
+        note: shows that the request is repeated, and when.
+        sleep: waits, and may end early.
+        longest_s: raise the error rather than wait longer than this at a time, also where the server asks for it.
+    """
+    end, wait = time.monotonic() + PATIENCE_S, 1.0
+    while True:
+        try:
+            return ask()
+        except CLIENT_ERRORS as error:
+            if (status := http_status(error)) not in TRANSIENT or time.monotonic() > end:
+                raise
+            response = cast(HfHubHTTPError, error).response
+            if (pause := _asked_wait(response.headers) or wait) > longest_s:
+                raise
+            note(f"{_host(response.url)} answered {status}; asking again in {pause:.0f} s.")
+        (sleep or time.sleep)(pause)
+        wait *= 2
+
+
+def _asked_wait(headers: Mapping[str, str]) -> float:
+    """Return the seconds that a server asks to wait; the Hub states a used-up limit as `"api";r=0;t=55`. 0 if none."""
+    stated = headers.get("Retry-After", "").strip(), headers.get("RateLimit", "")
+    asked = re.fullmatch(r"(\d+)", stated[0]) or re.search(r";r=0;t=(\d+)", stated[1])
+    return float(asked[1]) if asked else 0.0
+
+
+def _host(address: object) -> str:
+    parts = urlsplit(scrub(address))
+    return f"{parts.scheme}://{parts.netloc}"
+
+
 def _explain(error: Exception, source: HubSource) -> UserError | None:
     if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # the client fell back to its cache after this error
@@ -217,7 +267,13 @@ def _refused(error: Any, status: int, source: HubSource) -> UserError:
             f"{source.repo_id} lists a file that {shown_endpoint()} does not serve: {address}.",
             todo="Try again later, or choose another revision.",
         )
-    if status == 401 and token and not isinstance(error, RepositoryNotFoundError):
+    missing, host = isinstance(error, RepositoryNotFoundError), _host(error.response.url)
+    if status in (401, 403, 404) and not missing and host != _host(constants.ENDPOINT):
+        return UserError(
+            f"{host}, where {shown_endpoint()} keeps a file of {source.repo_id}, answered {status}: {address}.",
+            todo=f"Check that no firewall or proxy blocks {host}. {AGAIN}",
+        )
+    if status == 401 and token and not missing:
         return UserError(
             f"{shown_endpoint()} rejects the access token for {source.repo_id} ({_token_origin()}).",
             allowed="A token that has not expired and has read access to the repository.",
@@ -232,9 +288,9 @@ def _refused(error: Any, status: int, source: HubSource) -> UserError:
             else f"{shown_endpoint()} forbids reading {source.repo_id} without an access token.",
             todo=f"Set HF_TOKEN to a token with read access to {_page(source)}.",
         )
+    wait = f"Wait {seconds:.0f} s" if (seconds := _asked_wait(error.response.headers)) else "Wait"
     return UserError(
-        f"{shown_endpoint()} answered {status} for {source.repo_id} ({short(error)}).",
-        todo=f"Wait and try again. {AGAIN}",
+        f"{host} answered {status} for {source.repo_id} ({short(error)}).", todo=f"{wait} and try again. {AGAIN}"
     )
 
 

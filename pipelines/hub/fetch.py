@@ -5,13 +5,13 @@ content is kept as blobs/<sha256>.incomplete and gets its name in the cache only
 """
 
 import io
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
-from typing import Any
+from threading import Event, Semaphore, Thread
+from typing import Any, TypeVar
 
 from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
 
@@ -32,15 +32,18 @@ from pipelines.host.files import git_blob_sha1, one_at_a_time, sha256_file, writ
 from pipelines.hub.faults import (
     AGAIN,
     CLIENT_ERRORS,
+    TRANSIENT,
     TRANSPORT_ERRORS,
     HubFile,
     HubListing,
     HubSource,
     http_status,
+    patiently,
     short,
     shown_endpoint,
 )
 
+T = TypeVar("T")
 WORKERS = 4  # files at a time; a few streams fill a link, and more would only annoy the server
 
 
@@ -52,6 +55,11 @@ class _Job:
     advance: Advance
     progress: Progress
     stop: Event = field(default_factory=Event)
+    turns: Semaphore = field(default_factory=lambda: Semaphore(WORKERS))
+
+    def patiently(self, ask: Callable[[], T]) -> T:
+        """Repeat a request while its answer is transient, until the job stops."""
+        return patiently(ask, self.progress.note, sleep=self.stop.wait)
 
 
 class _StoppedError(Exception):
@@ -73,14 +81,26 @@ def fetch(listing: HubListing, files: Sequence[HubFile], progress: Progress) -> 
             disable_progress_bars()
             stack.callback(enable_progress_bars)
         job = _Job(listing, one_at_a_time(show), progress)
-        with ThreadPoolExecutor(WORKERS) as pool:
-            running = {pool.submit(_fetch_one, job, file): file for file in files}
+        running = {_start(job, file): file for file in files}
+        try:
+            return {running[done].name: done.result() for done in as_completed(running)}
+        finally:
+            job.stop.set()  # after an error, gigabytes may still be on their way in other threads
+
+
+def _start(job: _Job, file: HubFile) -> Future[Path]:
+    """Fetch a file in a thread that ends with the process: Ctrl-C cannot end the client's own waits."""
+    future: Future[Path] = Future()
+
+    def work() -> None:
+        with job.turns:
             try:
-                return {running[done].name: done.result() for done in as_completed(running)}
-            except BaseException:
-                job.stop.set()  # gigabytes may still be on their way in other threads
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+                future.set_result(_fetch_one(job, file))
+            except BaseException as error:
+                future.set_exception(error)
+
+    Thread(target=work, daemon=True).start()
+    return future
 
 
 def missing_bytes(listing: HubListing, files: Sequence[HubFile]) -> int:
@@ -104,6 +124,8 @@ def remember_revision(listing: HubListing) -> None:
 
 
 def _fetch_one(job: _Job, file: HubFile) -> Path:
+    if job.stop.is_set():
+        raise _StoppedError
     path = _cached(job.listing, file)
     if path is not None:
         if _is_right(file, path):
@@ -118,7 +140,9 @@ def _fetch_one(job: _Job, file: HubFile) -> Path:
         _receive(job, file)
     source, commit = job.listing.source, job.listing.commit
     # Gives a received blob its name in the cache; downloads the file if it was not received.
-    path = Path(hf_hub_download(source.repo_id, file.name, repo_type=source.repo_type, revision=commit))
+    path = Path(
+        job.patiently(lambda: hf_hub_download(source.repo_id, file.name, repo_type=source.repo_type, revision=commit))
+    )
     if not received:
         if not _is_right(file, path):
             raise _wrong_hash(job.listing, file, path)
@@ -152,16 +176,20 @@ def _stream(job: _Job, file: HubFile, partial: Path) -> None:
     if _size(partial) > file.size:
         partial.unlink()
     job.advance(_size(partial))
+
+    def receive() -> None:
+        with _Receiver(partial, job) as out:
+            http_get(url, out, resume_size=_size(partial), headers=headers, expected_size=file.size)
+
     while True:
         before = _size(partial)
         try:
-            with _Receiver(partial, job) as out:
-                http_get(url, out, resume_size=before, headers=headers, expected_size=file.size)
-            return
+            return job.patiently(receive)
         except CLIENT_ERRORS as error:
             # The server responded, or the disk failed; the client reports a truncated body as an OSError without errno.
             interrupted = isinstance(error, TRANSPORT_ERRORS) or (isinstance(error, OSError) and error.errno is None)
-            if http_status(error) is not None or not interrupted:
+            status = http_status(error)
+            if not interrupted or status not in (None, *TRANSIENT) or (status and _size(partial) <= before):
                 raise
             if _size(partial) <= before:
                 raise _broken(job.listing, file, _size(partial), error) from None

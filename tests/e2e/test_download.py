@@ -90,6 +90,20 @@ def test_a_killed_download_goes_on(hub: HubServer, tmp_path: Path) -> None:
     assert partial_size(tmp_path) == 0
 
 
+def test_an_interruption_waits_for_no_server(hub: HubServer, tmp_path: Path) -> None:
+    """Ctrl-C during a transfer that stands still; the client's own wait for more lasts ten seconds."""
+    hub.add("tiny/llama", write_model(tmp_path / "repo"))
+    hub.fault("tiny/llama", WEIGHTS, hold_after=1000)
+    process = start(hub, tmp_path)
+    wait_until(lambda: hub.bytes_sent(WEIGHTS) >= 1000, process)
+    process.send_signal(signal.SIGINT)
+    begun = time.monotonic()
+
+    process.communicate(timeout=60)
+
+    assert time.monotonic() - begun < 5
+
+
 def test_two_at_once_fetch_one_copy(hub: HubServer, tmp_path: Path) -> None:
     """The second waits for the first, then links the same file."""
     size = hub.add("tiny/llama", write_model(tmp_path / "repo")).files[WEIGHTS].size

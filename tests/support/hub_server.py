@@ -20,7 +20,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -66,13 +66,15 @@ class Fault:
 
     Attributes:
         drop_after: close the connection after this many bytes of the body ...
-        times: ... in this many responses; later ones are complete.
+        times: ... in this many responses, or answer `status` in as many; later ones are complete.
         hold_after: send this many bytes and then nothing until the server stops.
         bytes_per_s: send at this rate.
         corrupt: change one of the bytes that are sent.
         no_range: ignore the Range header, as some intermediate caches do.
         hide: list the file, but answer 404 for it.
-        status: answer this HTTP status instead of the file.
+        status: answer this HTTP status instead of the file; of the file "", instead of the description ...
+        at: ... on the Hub itself, or in its storage.
+        headers: of that answer.
     """
 
     drop_after: int | None = None
@@ -83,6 +85,14 @@ class Fault:
     no_range: bool = False
     hide: bool = False
     status: int | None = None
+    at: Literal["hub", "storage"] = "hub"
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def refuse(self, at: str) -> None:
+        """Answer the status here, if this fault has one that was not answered often enough."""
+        if self.status is not None and self.at == at and self.times > 0:
+            self.times -= 1
+            raise _RefusedError(self.status, f"requested fault: {self.status}", headers=self.headers)
 
 
 @dataclass(slots=True)
@@ -251,9 +261,9 @@ class HubServer:
 class _RefusedError(Exception):
     """A request that is answered with an error status."""
 
-    def __init__(self, status: int, message: str, code: str = "") -> None:
+    def __init__(self, status: int, message: str, code: str = "", headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
-        self.status, self.message, self.code = status, message, code
+        self.status, self.message, self.code, self.headers = status, message, code, headers or {}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -282,7 +292,8 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._route([unquote(part) for part in parts])
         except _RefusedError as refused:
-            headers = {"X-Error-Message": refused.message} | _optional("X-Error-Code", refused.code)
+            about = {"X-Error-Message": refused.message} | _optional("X-Error-Code", refused.code)
+            headers = about | dict(refused.headers)
             self._send_json(refused.status, {"error": refused.message}, headers)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
@@ -327,6 +338,7 @@ class _Handler(BaseHTTPRequestHandler):
         match rest:
             case [] | ["revision", _]:
                 self._check_revision(repo, rest[1] if rest else "main")
+                repo.faults.get("", Fault()).refuse("hub")
                 self._send_json(200, repo.describe(readable=self._may_read(repo)))
             case ["tree", revision]:
                 self._check_revision(repo, revision)
@@ -346,8 +358,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault, file = repo.faults.get(name, Fault()), repo.files.get(name)
         if file is None or fault.hide:
             raise _RefusedError(404, "Entry not found", "EntryNotFound")
-        if fault.status is not None:
-            raise _RefusedError(fault.status, f"requested fault: {fault.status}")
+        fault.refuse("hub")
         if file.sha256 is None:
             self._send_file(repo, name)
             return
@@ -361,6 +372,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_file(self, repo: Repo, name: str) -> None:
         self.file = name
         file, fault = repo.files[name], repo.faults.get(name, Fault())
+        if file.sha256 is not None:
+            fault.refuse("storage")
         start = 0 if fault.no_range else self._first_byte()
         if start >= file.size > 0:
             raise _RefusedError(416, "Requested range not satisfiable")

@@ -1,6 +1,7 @@
 """Each thing that goes wrong between a user and the Hub is one message that names it, and never the token."""
 
 import errno
+import re
 import shutil
 import socket
 import time
@@ -14,7 +15,7 @@ from huggingface_hub import constants
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
-from pipelines.hub import HubSource, download_model, fetch
+from pipelines.hub import HubSource, download_model, faults, fetch
 from tests.support.hub_client import TOKEN, Client
 from tests.support.hub_repos import write_model
 from tests.support.hub_server import HubServer, Repo
@@ -129,9 +130,56 @@ def test_a_server_out_of_order(
     """The status is named; the client has tried again by then."""
     without_waiting(monkeypatch)
     hub.add("tiny/llama", repo)
-    hub.fault("tiny/llama", name, status=503)
+    hub.fault("tiny/llama", name, status=503, times=100)
 
     refusal(client, "answered 503 for tiny/llama.*Wait and try again")
+
+
+@pytest.mark.parametrize(("name", "at"), [("", "hub"), (WEIGHTS, "hub"), (WEIGHTS, "storage")])
+def test_a_server_busy_for_a_moment_is_asked_again(
+    hub: HubServer, repo: Path, client: Client, name: str, at: str
+) -> None:
+    """One 503 of the Hub or its storage does not end a download, and the wait is shown."""
+    hub.add("tiny/llama", repo)
+    hub.fault("tiny/llama", name, status=503, at=at)
+
+    assert differing(client.out, client.download().files) == []
+    host = "localhost" if at == "storage" else "127.0.0.1"
+    assert [re.sub(r":\d+", "", line) for line in client.notes.lines] == [
+        f"http://{host} answered 503; asking again in 1 s."
+    ]
+
+
+@pytest.mark.parametrize("header", [{"Retry-After": "2"}, {"RateLimit": '"api";r=0;t=2'}])
+def test_the_wait_is_what_the_hub_asks_for(
+    hub: HubServer, repo: Path, client: Client, monkeypatch: pytest.MonkeyPatch, header: dict[str, str]
+) -> None:
+    """Too many requests: the Hub says how long."""
+    without_waiting(monkeypatch)
+    monkeypatch.setattr(faults, "PATIENCE_S", 30)
+    hub.add("tiny/llama", repo)
+    hub.fault("tiny/llama", "", status=429, headers=header)
+
+    client.download()
+
+    assert client.notes.lines == [f"{hub.url} answered 429; asking again in 2 s."]
+
+
+def test_an_hour_is_not_waited_for(hub: HubServer, repo: Path, client: Client) -> None:
+    """But told."""
+    hub.add("tiny/llama", repo)
+    hub.fault("tiny/llama", "", status=429, headers={"Retry-After": "3600"})
+
+    refusal(client, "answered 429 for tiny/llama.*Wait 3600 s and try again")
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_storage_that_refuses_is_not_taken_for_the_hub(hub: HubServer, repo: Path, client: Client, status: int) -> None:
+    """A firewall knows the Hub but not its storage: the model is there, and no token helps."""
+    hub.add("tiny/llama", repo)
+    hub.fault("tiny/llama", WEIGHTS, status=status, at="storage")
+
+    refusal(client, f"localhost:.*, where {hub.url} keeps a file of tiny/llama, answered {status}: .*no firewall")
 
 
 def test_nobody_listens(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,5 +364,6 @@ def test_a_mirror_without_hashes_is_refused(
 
 
 def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the client try again at once instead of after seconds."""
+    """Let the client try again at once instead of after seconds, and ours not at all."""
     monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(faults, "PATIENCE_S", 0)
