@@ -96,7 +96,7 @@ def _start(job: _Job, file: HubFile) -> Future[Path]:
         with job.turns:
             try:
                 future.set_result(_fetch_one(job, file))
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  # raised where the result is awaited
                 future.set_exception(error)
 
     Thread(target=work, daemon=True).start()
