@@ -38,21 +38,19 @@ _TROUBLES = (
         (errno.EFBIG,),
         ("File too large",),
         "{place} would be larger than a file may be here.",
-        "`ulimit -f` shows the limit of this shell; on FAT it is 4 GiB. Raise it, or give another folder: "
-        "paths.store=/some/folder",
+        "`ulimit -f` shows the limit of this shell; on FAT it is 4 GiB. Raise it, or give another folder: {elsewhere}",
     ),
     _Trouble(
         (errno.EACCES, errno.EPERM, errno.EROFS),
         ("Read-only file system",),
         "no permission to read or write {place}.",
-        "Give another folder: paths.store=/some/folder",
+        "Give another folder: {elsewhere}",
     ),
     _Trouble(
         (errno.EIO,),
         ("Input/output error",),
         "the disk of {place} fails: input/output error (EIO).",
-        "The kernel's log (dmesg) names the device. Copy what you need from it, and give another folder: "
-        "paths.store=/some/folder",
+        "The kernel's log (dmesg) names the device. Copy what you need from it, and give another folder: {elsewhere}",
     ),
     _Trouble(
         GONE,
@@ -92,8 +90,10 @@ def why_not_written(file: Path, size: int) -> OSError | None:
     return None
 
 
-def disk_error(error: Exception, what: str, place: Path) -> UserError | None:
-    """Return the error in the user's words if it is one of a disk."""
+def disk_error(
+    error: Exception, what: str, place: Path, elsewhere: str = "paths.store=/some/folder"
+) -> UserError | None:
+    """Return the error in the user's words if it is one of a disk; `elsewhere` sets another folder."""
     code = error.errno if isinstance(error, OSError) else None
 
     def is_this(trouble: _Trouble) -> bool:  # a native library's own exception has a text instead of a number
@@ -105,7 +105,10 @@ def disk_error(error: Exception, what: str, place: Path) -> UserError | None:
     reason = getattr(error, "strerror", None) or error
     # of a copy or a rename the file that is written
     where = getattr(error, "filename2", None) or getattr(error, "filename", None) or place
-    return UserError(f"{what} stopped: {trouble.message.format(place=where, reason=reason)}", todo=trouble.todo)
+    return UserError(
+        f"{what} stopped: {trouble.message.format(place=where, reason=reason)}",
+        todo=trouble.todo.format(elsewhere=elsewhere),
+    )
 
 
 # Paths as messages show them, and whether a folder can be where a setting puts it.

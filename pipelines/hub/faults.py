@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -24,6 +25,7 @@ from huggingface_hub.errors import (
 )
 
 from pipelines.domain.errors import UserError, masked
+from pipelines.host.disk import disk_error
 from pipelines.host.files import FileRecord
 
 # Records of the Hub: a repository to download from, its files, and what was downloaded.
@@ -110,7 +112,6 @@ TRANSPORT_ERRORS: tuple[type[Exception], ...] = tuple(
 )
 CLIENT_ERRORS: tuple[type[Exception], ...] = (*TRANSPORT_ERRORS, OSError, ValueError)
 FULL = (errno.ENOSPC, errno.EDQUOT)
-REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 PATIENCE_S = 30.0
 LONGEST_WAIT_S = 300.0
@@ -304,19 +305,21 @@ def _missing(source: HubSource, token: str | None) -> UserError:
 
 
 def _disk(error: OSError) -> UserError | None:
-    place = error.filename or constants.HF_HUB_CACHE
+    """Return the error in the user's words if it is one of the cache's disk; whoever writes elsewhere explains that."""
+    cache = Path(constants.HF_HUB_CACHE)
+    place = Path(error.filename2 or error.filename or cache)  # of a copy the file that is written
+    if cache not in (place, *place.parents) and place not in cache.parents:
+        return None
     if error.errno in FULL:
         return UserError(
             f"The disk is full: {place} could not be written ({os.strerror(error.errno)}).",
             todo=f"Free some space, or set HF_HOME to a larger disk. {AGAIN}",
         )
-    if error.errno in REFUSED:
+    if error.errno == errno.ENOTDIR:
         return UserError(
-            f"{place} cannot be written ({os.strerror(error.errno)}).",
-            allowed="A folder that this user can write to.",
-            todo="Change its permissions, or set HF_HOME to a folder of your own.",
+            f"{place} cannot be written ({os.strerror(error.errno)}).", todo="Set HF_HOME to a folder of your own."
         )
-    return None
+    return disk_error(error, "The download", place, "HF_HOME=/some/folder")
 
 
 def _page(source: HubSource) -> str:

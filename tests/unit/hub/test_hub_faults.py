@@ -285,6 +285,35 @@ def test_a_disk_that_fills_up(hub: HubServer, repo: Path, client: Client, monkey
     refusal(client, "The disk is full: .*hub.*Free some space, or set HF_HOME to a larger disk.*resumes where")
 
 
+def test_a_file_larger_than_the_caches_disk_takes(
+    hub: HubServer, repo: Path, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the Hub's cache lies is not set by paths.store."""
+
+    def too_large(*_: object) -> int:
+        raise OSError(errno.EFBIG, "File too large")
+
+    hub.add("tiny/llama", repo)
+    monkeypatch.setattr(fetch._Receiver, "write", too_large)
+
+    refusal(client, f"{client.cache} would be larger than a file may be here.*HF_HOME=/some/folder")
+
+
+def test_a_full_store_is_not_taken_for_the_cache(
+    hub: HubServer, repo: Path, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another HF_HOME would not help; whoever runs the stage knows what does."""
+
+    def full(origin: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(origin), None, str(target))
+
+    hub.add("tiny/llama", repo)
+    monkeypatch.setattr(shutil, "copyfile", full)
+
+    with pytest.raises(OSError, match=f"No space left on device.*{client.out}"):
+        client.download()
+
+
 def test_a_cache_that_may_not_be_written(
     hub: HubServer, repo: Path, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
