@@ -4,7 +4,7 @@ from functools import partial
 
 from pipelines.domain.formats import KvFormat, QFormat, rules_out_reuse
 from pipelines.rules.record import BUILT, CPU, GPU, ON_GPUS, Cases, DeploymentFacts, Rule, known, listed
-from pipelines.rules.split import BUILDER, COMMAND, PLUGIN, REUSE, SCHEDULER, TEMPLATES
+from pipelines.rules.split import BUILDER, COMMAND, PLUGIN, REUSE, RUNTIME, SCHEDULER, TEMPLATES
 
 FP8_ATTENTION = (QFormat.FP8, QFormat.W4A8_AWQ, QFormat.NVFP4)
 """Formats whose prompts can be attended to in FP8."""
@@ -29,6 +29,20 @@ def wanted(d: DeploymentFacts) -> Cases:
 
 def _switched_off(d: DeploymentFacts, option: str) -> Cases:
     return wanted(d) if d.build[option] == "disable" else ()
+
+
+def _paged_context(d: DeploymentFacts) -> bool:
+    """Whether attention over a prompt reads blocks of the KV cache."""
+    on = all(d.build[option] == "enable" for option in ("context_fmha", "use_paged_context_fmha"))
+    return on and not rules_out_reuse(d.kv_format, d.qformat)
+
+
+def _beams_past_a_window(d: DeploymentFacts) -> Cases:
+    """Return the beams of sequences that can outgrow a window by a block; the LLM API reads only the engine's."""
+    width = (d.triton.max_beam_width if d.writes_engine else None) or d.build.max_beam_width
+    windows = d.triton.max_attention_window_size
+    outgrown = windows is not None and (d.longest or 0) >= min(windows) + d.build.tokens_per_block
+    return ({"windows": listed(windows or ()), "width": width},) if width > 1 and outgrown else ()
 
 
 def _own_window_unset(d: DeploymentFacts) -> Cases:
@@ -101,8 +115,7 @@ RULES = (
             d.build["use_fp8_context_fmha"] == "disable"
             and d.kv_format is KvFormat.FP8
             and d.qformat in FP8_ATTENTION
-            and d.build["use_paged_context_fmha"] == "enable"
-            and d.build["context_fmha"] == "enable"
+            and _paged_context(d)
         ),
         failed="build.trtllm.use_fp8_context_fmha=disable has no effect with quant={d.qformat} and kv_cache=fp8:"
         " trtllm-build switches it on again, because paged attention reads an FP8 cache in FP8.",
@@ -182,6 +195,24 @@ RULES = (
         " smallest window overwrite their own prefix, and TensorRT-LLM does not reuse it.",
         todo="Keep shared prefixes within the window, or remove the window.",
         source="issues #2983, #2912",
+    ),
+    rule(
+        name="windows-have-no-beams",
+        engines=ON_GPUS,
+        when=_beams_past_a_window,
+        failed="triton.max_attention_window_size=[{windows}] cannot be combined with max_beam_width={width}:"
+        " TensorRT-LLM stops at a sequence of several beams that grows longer than the window.",
+        todo="Set build.max_beam_width=1 and triton.max_beam_width=null, or remove the window.",
+        source="docs/source/features/long-sequence.md; cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp (1.3.0rc3):"
+        " detachFrontBlock",
+    ),
+    gpu_rule(
+        name="host-blocks-come-back-first",
+        when=lambda d: not d.triton.kv_cache_onboard_blocks and _paged_context(d),
+        failed="triton.kv_cache_onboard_blocks=false stops the server: paged context attention reads no blocks in host"
+        " memory.",
+        todo="Set triton.kv_cache_onboard_blocks=true.",
+        source=RUNTIME,
     ),
     rule(
         name="host-blocks-are-for-reuse",

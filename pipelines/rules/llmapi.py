@@ -11,7 +11,16 @@ from pipelines.engines.tensorrt_llm.config import BuildSettings, key_of
 from pipelines.engines.tensorrt_llm.llm_api import Complaint, complaints, doubts, settings_in, split_fault, tuned_files
 from pipelines.rules.attention import OUTGROWN, wanted
 from pipelines.rules.record import LLM_API, Cases, DeploymentFacts, Rule, either, known, listed
-from pipelines.rules.split import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT, uneven, uneven_rule
+from pipelines.rules.split import (
+    COMMAND,
+    LLM_ARGS,
+    LLM_FORMATS,
+    LLM_MODEL,
+    SUPPORT,
+    uneven,
+    uneven_rule,
+    whole_attention,
+)
 
 TOPIC = "LLM API"
 OPTIONS = "pipelines/engines/tensorrt_llm/llm_api_options (NVIDIA's llm_args.py, a commit per version)"
@@ -109,10 +118,19 @@ def _unread(d: DeploymentFacts) -> Cases:
 
 def _uneven_ranks(d: DeploymentFacts) -> Cases:
     """Return what the ranks cannot hold in equal parts; with attention_dp each has all heads, experts are divided."""
-    if d.llm_api.others.get("enable_attention_dp") is True:
+    if whole_attention(d):
         return ()
     dense = known(d.shape).num_experts == 1
     return [case for case in uneven(d) if dense or case["what"] == "num_attention_heads"]
+
+
+def _narrowed(d: DeploymentFacts) -> Cases:
+    """Return the windows of the KV cache if a layer's is narrower than its attention."""
+    longest, windows, own = known(d.longest), d.triton.max_attention_window_size or (), known(d.shape).windows
+    pattern = [min(window, longest) for window in own or (longest,)]
+    narrower = any(windows[n % len(windows)] < pattern[n % len(pattern)] for n in range(len(windows) * len(pattern)))
+    allowed = f"Its layers attend to {listed(pattern)} tokens." if own else ""
+    return ({"windows": listed(windows), "allowed": allowed},) if narrower else ()
 
 
 def _reads_fp8_blocks(d: DeploymentFacts) -> Cases:
@@ -158,9 +176,26 @@ RULES = (
         when=lambda d: bool(d.triton.sink_token_length),
         failed="triton.sink_token_length={d.triton.sink_token_length} has no effect with engine=tensorrt_llm_llmapi:"
         " its PyTorch backend keeps no attention sinks and drops the option.",
-        allowed="A window without sinks works: window=sliding.",
         todo="Set triton.sink_token_length=null, or use engine=openvino.",
         source="tensorrt_llm/llmapi/llm_args.py (1.4): KvCacheConfig.sink_token_length is deprecated and ignored",
+    ),
+    rule(
+        name="llm-api-windows-are-the-models",
+        when=_narrowed,
+        failed="triton.max_attention_window_size=[{windows}] is narrower than {d.label} attends:"
+        " engine=tensorrt_llm_llmapi would free blocks of the KV cache that attention still reads, because its PyTorch"
+        " backend takes windows from the model alone.",
+        allowed="{allowed}",
+        todo="Set window=full, or use engine=tensorrt_llm.",
+        source="tensorrt_llm/_torch/attention_backend/trtllm.py (1.3.0rc3): attention_window_size; issue #11244",
+    ),
+    warning(
+        name="llm-api-beams-are-for-every-request",
+        when=lambda d: d.build.max_beam_width > 1,
+        failed="build.max_beam_width={d.build.max_beam_width}: TensorRT-LLM's PyTorch backend fails every request of"
+        " another number of beams, as those of benchmarks and evaluations, which have one.",
+        todo="Set build.max_beam_width=1, unless all requests ask for {d.build.max_beam_width} beams.",
+        source="tensorrt_llm/_torch/pyexecutor/py_executor.py (1.3.0rc3): _validate_request; issue #7368",
     ),
     rule(
         name="llm-api-has-no-int8-kv",

@@ -14,6 +14,7 @@ from pipelines.rules.split import (
     LOOKAHEAD,
     MEDUSA,
     REDRAFTER,
+    RUNTIME,
     SPECULATIVE,
     TREES,
 )
@@ -81,28 +82,27 @@ def _torn_tree(d: DeploymentFacts) -> Cases:
     return ({"name": name, "node": listed(alone[0]), "parent": listed(alone[0][:-1])},) if alone else ()
 
 
-DRAFTERS = ("DraftTarget", "Draft_Target", "NGram", "UserProvided", "User_Provided")
-"""Ways of `speculative_config` for which the LLM API drafts apart from the model (`get_spec_drafter`); whether it takes
-beams with the others is not known."""
-UNDRAFTED = (None, "SaveState")
-"""What `speculative_config` says where nothing is drafted; the second stores hidden states for training."""
-
-
-def _speculates(d: DeploymentFacts, *, apart: bool = False) -> Cases:
-    """Return how the deployment speculates, if it does; of the LLM API's ways only those that draft `apart`."""
+def _speculates(d: DeploymentFacts) -> Cases:
+    """Return how the deployment speculates, if it does."""
     if d.speculation != "none" or d.build.speculative_decoding_mode is not None:
         return ({"how": f"speculative={d.speculation}"},)
     config = {} if d.writes_engine else d.llm_api.others.get("speculative_config") or {}
     kind = config.get("decoding_type")
-    drafts = kind in DRAFTERS if apart else kind not in UNDRAFTED
-    return ({"how": f"llm_api's speculative_config of {kind}"},) if drafts else ()
+    return ({"how": f"llm_api's speculative_config of {kind}"},) if kind else ()
 
 
 def _beams(d: DeploymentFacts) -> Cases:
     """Return the setting of several beams where the deployment speculates; the LLM API reads only the engine's."""
     widths = {"build": d.build.max_beam_width, "triton": (d.triton.max_beam_width or 1) if d.writes_engine else 1}
     wide = next((f"{group}.max_beam_width={width}" for group, width in widths.items() if width > 1), None)
-    return tuple({**case, "wide": wide} for case in _speculates(d, apart=True)) if wide else ()
+    return tuple({**case, "wide": wide} for case in _speculates(d)) if wide else ()
+
+
+def _rewound_windows(d: DeploymentFacts) -> Cases:
+    """Return the windows of layers that differ, where the runtime takes rejected tokens out of the KV cache again."""
+    windows = {min(window, d.longest or window) for window in d.triton.max_attention_window_size or ()}
+    rewinds = d.build.speculative_decoding_mode in DECODING
+    return ({"windows": listed(d.triton.max_attention_window_size or ())},) if rewinds and len(windows) > 1 else ()
 
 
 gpu_rule = partial(Rule, topic=TOPIC, engines=GPU)
@@ -145,7 +145,16 @@ RULES = (
         when=_beams,
         failed="{wide} cannot be combined with {how}.",
         todo="Set build.max_beam_width=1 and triton.max_beam_width=null.",
-        source=f"{SPECULATIVE}; tensorrt_llm/_torch/pyexecutor/sampler.py (1.3.0rc3): TorchSampler",
+        source=f"{SPECULATIVE}; tensorrt_llm/_torch/pyexecutor/sampler.py (1.3.0rc3): TorchSampler;"
+        " _torch/speculative/mtp.py: MTPSampler",
+    ),
+    gpu_rule(
+        name="rewound-layers-share-a-window",
+        when=_rewound_windows,
+        failed="triton.max_attention_window_size=[{windows}] cannot be combined with speculative={d.speculation}:"
+        " the server stops, because TensorRT-LLM takes back rejected tokens only where all layers share one window.",
+        todo="Set one window, or speculative=none.",
+        source=RUNTIME,
     ),
     Rule(
         name="speculation-has-no-pipeline",

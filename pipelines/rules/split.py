@@ -5,7 +5,7 @@ from functools import partial
 
 from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.domain.model_shape import ModelShape
-from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, known, listed
+from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Engines, Rule, known, listed
 
 # Sources of the rules: public files at a commit, and issues, of github.com/NVIDIA/TensorRT-LLM unless noted.
 
@@ -16,6 +16,7 @@ TREES = (
     "NVIDIA/TensorRT-LLM cpp/tensorrt_llm/runtime/utils/speculativeChoicesUtils.cpp, cpp/tensorrt_llm/batch_manager/"
     "createNewDecoderRequests.cpp (1.3.0rc3)"
 )
+RUNTIME = "NVIDIA/TensorRT-LLM cpp/tensorrt_llm/batch_manager/trtGptModelInflightBatching.cpp (1.3.0rc3)"
 PLUGIN = "tensorrt_llm/plugin/plugin.py@c20322f"
 COMMAND = "tensorrt_llm/commands/build.py@65f1d15"
 SUPPORT = "docs/source/legacy/reference/support-matrix.md@6e1dd9c"
@@ -93,6 +94,11 @@ def uneven(d: DeploymentFacts) -> Cases:
         for what, (count, size) in counts.items()
         if count % size
     ]
+
+
+def whole_attention(d: DeploymentFacts) -> bool:
+    """Whether each rank of the LLM API has all heads: attention is data parallel."""
+    return not d.writes_engine and d.llm_api.others.get("enable_attention_dp") is True
 
 
 def _experts_uneven(d: DeploymentFacts) -> Cases:
@@ -231,14 +237,16 @@ RULES = (
     ),
     rule(
         name="ranks-share-kv-heads-evenly",
-        when=lambda d: bool(
-            known(d.shape).num_key_value_heads % d.build.tp_size
-            and d.build.tp_size % known(d.shape).num_key_value_heads
+        engines=Engines(on_device=False),
+        when=lambda d: (
+            not whole_attention(d)
+            and bool(known(d.shape).num_key_value_heads % d.build.tp_size)
+            and bool(d.build.tp_size % known(d.shape).num_key_value_heads)
         ),
         failed="tp_size={d.build.tp_size} and num_key_value_heads={d.shape.num_key_value_heads} do not divide one"
         " another.",
         todo="Change tp_size so that ranks get whole KV heads, or whole copies of one.",
-        source=SHARDS,
+        source=f"{SHARDS}; tensorrt_llm/_torch/models/modeling_utils.py: duplicate_kv_weight",
     ),
     rule(
         name="smoothquant-cannot-copy-kv-heads",

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pipelines.domain.formats import KvFormat
-from tests.support.rule_cases.words import AWQ, FP8, MISTRAL, Case, kv
+from tests.support.rule_cases.words import AWQ, FP8, LLAMA, MISTRAL, Case, kv
 
 CASES = {
     "a-models-window-is-told": Case(
@@ -80,6 +80,16 @@ CASES = {
         kv(triton={"max_attention_window_size": (4096, 8192)}),
         r"size=\[4096, 8192\] with KV-cache reuse",
         {"kv_reuse": False},
+    ),
+    "windows-have-no-beams": Case(
+        {"shape": LLAMA, "build": {"max_beam_width": 4}, "triton": {"max_attention_window_size": (4096,)}},
+        r"max_attention_window_size=\[4096\] cannot be combined with max_beam_width=4",
+        {"build": {"max_seq_len": 4096}},
+    ),
+    "host-blocks-come-back-first": Case(
+        {"triton": {"kv_cache_onboard_blocks": False}},
+        "kv_cache_onboard_blocks=false stops the server",
+        {"kv_format": KvFormat.INT8},
     ),
     "host-blocks-are-for-reuse": Case(
         {"triton": {"kv_cache_host_memory_bytes": 1000}}, "kv_cache_host_memory_bytes=1000", {"kv_reuse": True}

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pipelines.domain.formats import QFormat
-from tests.support.rule_cases.words import AWQ, FP8, GEMMA, LLAMA, NVFP4, W4A8, Case
+from tests.support.rule_cases.words import AWQ, FP8, GEMMA, LLAMA, MIXTRAL, NVFP4, W4A8, Case
 
 CASES = {
     "longer-than-the-model": Case(
@@ -132,9 +132,9 @@ CASES = {
         {"build": {"reduce_fusion": "disable"}},
     ),
     "pp-reduce-scatter-is-for-mixtral": Case(
-        {"build": {"pp_reduce_scatter": "enable"}},
-        "pp_reduce_scatter=enable stops",
-        {"build": {"pp_reduce_scatter": "disable"}},
+        {"shape": MIXTRAL, "build": {"pp_reduce_scatter": "enable"}},
+        "pp_reduce_scatter=enable is for Mixtral .* ignores it for pp_size=1",
+        {"build": {"pp_size": 2}},
     ),
     "streaming-is-for-weights-without-plugin": Case(
         {"build": {"weight_streaming": True, "gemm_plugin": "auto"}},

@@ -115,6 +115,14 @@ CASES = {
         r"triton\.sink_token_length=4 has no effect with engine=tensorrt_llm_llmapi",
         {"triton": {"sink_token_length": None}},
     ),
+    "llm-api-windows-are-the-models": Case(
+        llm(shape=MISTRAL, label="mistral", triton={"max_attention_window_size": (8192, 2048)}),
+        r"max_attention_window_size=\[8192, 2048\] is narrower than mistral attends.* attend to 4096 tokens",
+        {"triton": {"max_attention_window_size": (8192, 4096)}},
+    ),
+    "llm-api-beams-are-for-every-request": Case(
+        llm(build={"max_beam_width": 4}), "max_beam_width=4: .* fails every request", {"build": {"max_beam_width": 1}}
+    ),
     "llm-api-has-no-int4-on-sm120": Case(
         llm(qformat=AWQ, sm=12.0), r"does not support quant=int4_awq on compute capability 12\.0", {"sm": 10.3}
     ),

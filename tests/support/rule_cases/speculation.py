@@ -31,6 +31,16 @@ CASES = {
         "max_beam_width=4 .*draft_target",
         {"speculation": "none"},
     ),
+    "rewound-layers-share-a-window": Case(
+        {
+            "shape": LLAMA,
+            "speculation": "lookahead",
+            "build": {"speculative_decoding_mode": "lookahead_decoding", "max_draft_len": 83, "max_seq_len": 4096},
+            "triton": {"max_attention_window_size": (2048, 8192)},
+        },
+        r"max_attention_window_size=\[2048, 8192\] cannot be combined with speculative=lookahead",
+        {"build": {"max_seq_len": 2048}},
+    ),
     "speculation-has-no-pipeline": Case(
         {"speculation": "lookahead", "build": {"pp_size": 2}}, "pp_size=2 .*lookahead", {"build": {"pp_size": 1}}
     ),

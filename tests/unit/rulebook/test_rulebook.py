@@ -161,6 +161,7 @@ def test_gemma_is_never_offered_nvfp4() -> None:
             "pp_size=2 cannot be combined with llm_api's speculative_config of MTP",
         ),
         ({"llm_api": NGRAM, "build": {"max_beam_width": 2}}, "max_beam_width=2 cannot be combined with llm_api's"),
+        ({"llm_api": ONE_MODEL, "build": {"max_beam_width": 2}}, "max_beam_width=2 cannot be combined with llm_api's"),
         ({"shape": LLAMA, "draft": GEMMA}, "draft has 256000 tokens, the model has 128256"),
         ({"same_vocabulary": False}, "has a different vocabulary"),
         ({"triton": {"kv_cache_host_memory_bytes": 9}}, "host_memory_bytes=9 keeps blocks for reuse, but"),
@@ -172,17 +173,26 @@ def test_the_llm_api_drafts_reuses_and_divides_ranks_as_engines_do(given: dict[s
     assert [fault for fault in refused(check(deployment(engine="llmapi", **given))) if message in str(fault)]
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"llm_api": ONE_MODEL, "build": {"max_beam_width": 2}},
-        {"speculation": "draft_target", "triton": {"max_beam_width": 4}},
-    ],
-)
-def test_the_llm_api_is_refused_no_draft_that_may_run_and_no_beams_that_it_does_not_read(given: dict[str, Any]) -> None:
-    """Of drafts within the model, as MTP's, it is not known whether they exclude beams."""
-    faults = map(str, refused(check(deployment(engine="llmapi", **given))))
-    assert not [fault for fault in faults if "cannot be combined" in fault]
+def test_the_llm_api_is_refused_no_beams_that_it_does_not_read() -> None:
+    facts = deployment(engine="llmapi", speculation="draft_target", triton={"max_beam_width": 4})
+    assert not [fault for fault in map(str, refused(check(facts))) if "cannot be combined" in fault]
+
+
+def test_the_llm_api_copies_kv_heads_to_ranks_unless_each_has_all() -> None:
+    """Phi-4 has 40 heads and 10 KV heads: on 4 ranks its loader raises, with data parallel attention it does not."""
+    phi_4 = replace(LLAMA, architecture="Phi3ForCausalLM", num_attention_heads=40, num_key_value_heads=10)
+    facts = deployment(engine="llmapi", shape=phi_4, build={"tp_size": 4})
+    (fault,) = refused(check(facts))
+    assert "tp_size=4 and num_key_value_heads=10 do not divide one another" in str(fault)
+    assert not refused(check(replace(facts, llm_api=LlmApiOptions("1.3.0rc24", extra={"enable_attention_dp": True}))))
+
+
+@pytest.mark.parametrize(("architecture", "advised"), [("Gemma2ForCausalLM", False), ("LlamaForCausalLM", True)])
+def test_gemma_2_may_fuse_its_all_reduce_and_nobody_advises_it(architecture: str, advised: bool) -> None:
+    model = replace(LLAMA, architecture=architecture)
+    on, off = (deployment(shape=model, build={"tp_size": 2, "reduce_fusion": word}) for word in ("enable", "disable"))
+    assert BY_NAME["reduce-fusion-would-be-ignored"].findings(on) == []
+    assert bool(BY_NAME["reduce-fusion-is-left-off"].findings(off)) is advised
 
 
 @pytest.mark.parametrize("draft_len", [*range(1, 40), 83, 255])
