@@ -78,8 +78,8 @@ class TritonSettings(ChoosingGroup):
         lookahead_verification_set_size: lookahead: n-grams that are checked in a step.
         medusa_choices: medusa: the tree of guesses, {0}, {0, 0}, {1}, or mc_sim_7b_63.
         eagle_choices: eagle: the tree of guesses, likewise.
-        speculative_decoding_fast_logits: pass logits from the draft model's GPU to the model's directly; needs
-            orchestrator mode.
+        speculative_decoding_fast_logits: pass logits from the draft model's GPU to the model's directly; needs ranks of
+            the draft model's own, which are not written, so it is always false.
         guided_decoding_backend: restricts answers to a schema or grammar: xgrammar (TensorRT-LLM), llguidance (CPU
             engine, LLM API); null turns it off.
         xgrammar_tokenizer_info_path: vocabulary file for xgrammar.
@@ -175,8 +175,9 @@ class TritonSettings(ChoosingGroup):
                 f"decoding_mode 'lookahead' needs lookahead_window_size, lookahead_ngram_size and "
                 f"lookahead_verification_set_size, given: {sizes}"
             )
-        if self.speculative_decoding_fast_logits and self.participant_ids is None:
+        if self.speculative_decoding_fast_logits:
             raise ValueError(
-                "speculative_decoding_fast_logits 'true' needs orchestrator mode without spawning: participant_ids=..."
+                "speculative_decoding_fast_logits 'true' needs ranks of the draft model's own (participant_ids of two"
+                " models), which repositories made here do not name"
             )
         return self

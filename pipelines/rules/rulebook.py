@@ -107,6 +107,15 @@ def _crowded(d: DeploymentFacts) -> Cases:
     return ({"per_node": d.world_size // nodes},) if d.world_size // nodes > known(d.gpus_per_server) else ()
 
 
+def _unnamed_ranks(d: DeploymentFacts) -> Cases:
+    nodes = d.triton.num_nodes
+    others = {
+        "a draft model, whose ranks it does not name": d.speculation == "draft_target",
+        f"triton.num_nodes={nodes}: several nodes run in leader mode, which names no ranks": nodes > 1,
+    }
+    return [{"other": other} for other, given in others.items() if given and d.triton.participant_ids is not None]
+
+
 built_rule = partial(Rule, topic=SERVING_TOPIC, engines=BUILT)
 gpu_rule = partial(Rule, topic=SERVING_TOPIC, engines=GPU)
 ranks_rule = partial(Rule, topic="Several GPUs", engines=ON_GPUS)
@@ -161,6 +170,14 @@ SERVING_RULES = (
         failed="triton.num_nodes={d.triton.num_nodes} does not divide the {d.world_size} ranks of tp_size="
         "{d.build.tp_size} and pp_size={d.build.pp_size}.",
         todo="Change triton.num_nodes, or the ranks.",
+        source=MODEL_CONFIG,
+    ),
+    gpu_rule(
+        name="ranks-are-named-for-one-model",
+        topic="Several GPUs",
+        when=_unnamed_ranks,
+        failed="triton.participant_ids={d.triton.participant_ids} cannot be combined with {other}.",
+        todo="Leave it out: leader mode, or orchestrator mode that spawns.",
         source=MODEL_CONFIG,
     ),
     ranks_rule(

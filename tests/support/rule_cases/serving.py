@@ -33,6 +33,11 @@ CASES = {
         "num_nodes=3 does not divide the 4 ranks",
         {"triton": {"num_nodes": 2}},
     ),
+    "ranks-are-named-for-one-model": Case(
+        {"speculation": "draft_target", "triton": {"participant_ids": ((1,),)}},
+        "participant_ids=.* cannot be combined with a draft model",
+        {"speculation": "none"},
+    ),
     "ranks-fit-a-server": Case(
         {"gpus_per_server": 8, "build": {"tp_size": 8, "pp_size": 2}},
         "need 16 GPUs in one server, which has 8",

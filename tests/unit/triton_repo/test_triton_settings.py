@@ -30,7 +30,7 @@ def test_every_file_is_valid(file: Path):
         ({"lora_prefetch_dir": "${lora_prefetch_dir}"}, r"'\$\{lora_prefetch_dir\}' is not filled in"),
         ({"executor_worker_path": " "}, "' ' is not filled in"),
         ({"decoding_mode": "lookahead", "lookahead_window_size": 7}, r"needs lookahead_window_size.*\(7, None, None\)"),
-        ({"speculative_decoding_fast_logits": True}, "participant_ids"),
+        ({"speculative_decoding_fast_logits": True, "participant_ids": ((1,),)}, "ranks of the draft model's own"),
         ({"gpu_device_ids": []}, "gpu_device_ids"),
         ({"max_batch_size": 4}, "max_batch_size"),
     ],
