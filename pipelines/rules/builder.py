@@ -5,7 +5,7 @@ from functools import partial
 from pipelines.domain.families import Architecture, titles
 from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.engines.tensorrt_llm.config import key_of
-from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Engines, Rule, either, known, listed
+from pipelines.rules.record import BUILT, GPU, ON_GPUS, Cases, DeploymentFacts, Engines, Rule, either, known, listed
 from pipelines.rules.split import (
     BUILDER,
     COMMAND,
@@ -216,6 +216,7 @@ RULES = (
     ),
     integers_rule(
         name="group-size-has-a-kernel",
+        engines=ON_GPUS,
         when=_group_without_kernel,
         failed="quant={d.qformat} with quant.group_size={d.group_size} has no kernel in TensorRT-LLM.",
         allowed="Its kernels know groups of {known}.",

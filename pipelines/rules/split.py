@@ -64,7 +64,7 @@ def gpu_groups(qformat: QFormat) -> tuple[int, ...]:
 
 def _rank_inputs(d: DeploymentFacts) -> Iterator[tuple[str, int]]:
     """Yield (linear, inputs of one rank); a split that does not divide evenly is reported by its own rule."""
-    ranks = d.build.tp_size
+    ranks = 1 if whole_attention(d) else d.build.tp_size
     for name, (_, width) in known(d.shape).linear_shapes.items():
         yield name, width // ranks if name in INPUT_SPLIT and width % ranks == 0 else width
 
@@ -278,12 +278,13 @@ RULES = (
     ),
     rule(
         name="groups-divide-inputs",
+        engines=Engines(on_device=False),
         when=_groups,
         failed="quant={d.qformat} has groups of {group} inputs, which do not divide the {width} inputs of"
         " {name}{where}.",
         allowed="{works}",
         todo="{change}{quants:, or choose }.",
-        source=f"{MODELOPT}: postprocess.check_weight_shape_valid",
+        source=f"{MODELOPT}: postprocess.check_weight_shape_valid; tensorrt_llm/_torch/modules/linear.py (1.3.0rc3)",
     ),
     rule(
         name="int4-packs-pairs-of-outputs",

@@ -187,6 +187,21 @@ def test_the_llm_api_copies_kv_heads_to_ranks_unless_each_has_all() -> None:
     assert not refused(check(replace(facts, llm_api=LlmApiOptions("1.3.0rc24", extra={"enable_attention_dp": True}))))
 
 
+@pytest.mark.parametrize("engine", ["llmapi", "tensorrt_llm"])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"build": {"tp_size": 8}}, r"groups of 128 inputs, which do not divide the 1728 inputs of mlp\.proj per rank"),
+        ({"group_size": 32}, r"quant\.group_size=32 has no kernel in TensorRT-LLM.*groups of 128, 64"),
+    ],
+)
+def test_int4_of_a_gpu_has_whole_groups_of_a_size_with_a_kernel(engine: str, given: dict, message: str) -> None:
+    """Llama 2 13B and Qwen2.5 14B have 13,824 inputs of the down projection."""
+    model = replace(LLAMA, num_attention_heads=40, num_key_value_heads=40, hidden_size=5120, intermediate_size=13824)
+    faults = refused(check(deployment(engine=engine, shape=model, qformat=QFormat.INT4_AWQ, **given)))
+    assert [fault for fault in faults if re.search(message, str(fault))]
+
+
 @pytest.mark.parametrize(("architecture", "advised"), [("Gemma2ForCausalLM", False), ("LlamaForCausalLM", True)])
 def test_gemma_2_may_fuse_its_all_reduce_and_nobody_advises_it(architecture: str, advised: bool) -> None:
     model = replace(LLAMA, architecture=architecture)
