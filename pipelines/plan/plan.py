@@ -265,7 +265,7 @@ def _step(node: Node, before: Mapping[str, PlannedStep], store: Store) -> Planne
             if artifact := store.find(node.stage.name, key):
                 return PlannedStep(node, "cached", key, artifact, "nothing changed", None)
         except DamagedError as error:
-            damage = f"{relative_to_cwd(error.folder)} is damaged: {error.damage}"
+            damage = f"{relative_to_cwd(error.folder)} {error.damage}"
     if node.stage.measures:
         return PlannedStep(node, "run", None, None, "it measures, so it runs every time", seconds)
     if waits:

@@ -131,7 +131,7 @@ def _find(node: Node, key: str, store: Store) -> Artifact | None:
         return store.find(node.stage.name, key)
     except DamagedError as error:
         place = relative_to_cwd(store.set_aside(error.folder))
-        warn(f"{relative_to_cwd(error.folder)} is damaged: {error.damage}. It is now {place} and is made again.")
+        warn(f"{relative_to_cwd(error.folder)} {error.damage}. It is now {place} and is made again.")
         return None
 
 

@@ -29,7 +29,7 @@ class DamagedError(UserError):
     """An artifact differs from its manifest.
 
     Attributes:
-        damage: the first difference, e.g. "config.json is missing".
+        damage: the verdict and the first difference: "was changed after it was made: config.json is missing".
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class DamagedError(UserError):
         verdict: str = "was changed after it was made",
     ) -> None:
         """Name the artifact, how to mend it, and the command that makes it again as far as its manifest can be read."""
-        self.folder, self.damage = folder, damage
+        self.folder, self.damage = folder, f"{verdict}: {damage}"
         todo = f"{mend}, or remove the folder to make it again:"
         command: tuple[str, ...] = ("rm", "-r", str(folder))
         if repeat := _repeat(manifest):
@@ -50,7 +50,7 @@ class DamagedError(UserError):
                 todo = f"{mend}, or remove the folder and measure again ({shlex.join(repeat)}):"
             else:
                 todo, command = f"{mend}, or make it again:", repeat
-        super().__init__(f"{folder} {verdict}: {damage}.", todo=todo, command=command)
+        super().__init__(f"{folder} {self.damage}.", todo=todo, command=command)
 
 
 def sealed(value: Mapping[str, Any]) -> Json:

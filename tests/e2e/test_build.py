@@ -167,7 +167,7 @@ def test_a_changed_artifact_is_set_aside_and_made_again(cli):
     path.write_text(whole.replace("W8A16", "W4A16"))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     text = re.sub(r"\s+", " ", cli.run("build", "quant=int8_wo"))
-    assert f"{folder.name} is damaged: config.json has SHA-256" in text
+    assert f"{folder.name} was changed after it was made: config.json has SHA-256" in text
     assert re.search(r"quantize made .* build cached", text)
     assert path.read_text() == whole
     assert "W4A16" in (cli.store / ".set_aside" / "quantize" / folder.name / "config.json").read_text()

@@ -292,7 +292,7 @@ def _real(rng: random.Random, end: float) -> Row:
             shown = _command(folder, store)
             differ = [each for each in wanted if (store / each).read_bytes() != wanted[each]]
             tried, worst = tried + 1, max(worst, time.monotonic() - start)
-            if name.name in shown and "is damaged" in shown and not differ:
+            if name.name in shown and "was changed after" in shown and not differ:
                 survived += 1
             else:
                 note = note or f"first: {how} in {name}; then different: {differ[:3]}"
