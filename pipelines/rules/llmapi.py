@@ -344,6 +344,16 @@ RULES = (
         source=OPTIONS,
     ),
     rule(
+        name="llm-api-has-no-mtp-of-these-families",
+        when=lambda d: (
+            (d.llm_api.others.get("speculative_config") or {}).get("decoding_type") == "MTP" and bool(known(d.shape))
+        ),
+        failed="llm_api's speculative_config of MTP stops TensorRT-LLM for {d.shape.architecture}: it has MTP layers of"
+        " DeepSeek V3, GLM 4.5, EXAONE, Nemotron H and Qwen3-Next, which are not made here.",
+        todo="Choose another decoding_type (Eagle3, NGram), or speculative=draft_target.",
+        source="tensorrt_llm/_torch/models/modeling_speculative.py (1.3.0rc3 and later): MTPForCausalLM",
+    ),
+    rule(
         name="llm-api-runs-no-remote-code",
         when=lambda d: bool(d.llm_api.extra.get("trust_remote_code")),
         failed="llm_api.extra.trust_remote_code=true is refused: code of a model's repository is never run.",

@@ -123,6 +123,11 @@ CASES = {
     "llm-api-beams-are-for-every-request": Case(
         llm(build={"max_beam_width": 4}), "max_beam_width=4: .* fails every request", {"build": {"max_beam_width": 1}}
     ),
+    "llm-api-has-no-mtp-of-these-families": Case(
+        {**asked(extra={"speculative_config": {"decoding_type": "MTP"}}), "shape": LLAMA},
+        "speculative_config of MTP stops TensorRT-LLM for LlamaForCausalLM",
+        NOTHING,
+    ),
     "llm-api-has-no-int4-on-sm120": Case(
         llm(qformat=AWQ, sm=12.0), r"does not support quant=int4_awq on compute capability 12\.0", {"sm": 10.3}
     ),
