@@ -1,5 +1,7 @@
 """The service's metrics, with the names, labels and buckets of NVIDIA's trtllm-serve, which are vLLM's with one prefix.
 
+Below its least edges there are more: a quantile within the first bucket is a point of the line from 0 to its edge.
+
 Sources: `tensorrt_llm/metrics/collector.py`; `vllm/v1/metrics/loggers.py` for the gaps between tokens, which NVIDIA
 leaves out; prometheus-fastapi-instrumentator, as vLLM uses it, for HTTP. One process serves, so one registry counts.
 """
@@ -18,8 +20,10 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # omits a creation t
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
           2560)  # fmt: skip
-ITL_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+ITL_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20,
+         40, 80)  # fmt: skip
+REQUEST_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60,
+             120, 240, 480, 960, 1920, 7680)  # fmt: skip
 METHODS = ("GET", "HEAD", "POST", "OPTIONS")
 ENGINE_STATES = {"scheduled": "num_requests_running", "waiting": "num_requests_waiting"}
 """State of the engine's requests in tritonserver's metrics -> name of the gauge."""

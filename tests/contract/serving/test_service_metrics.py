@@ -181,8 +181,11 @@ def test_what_runs_and_waits_is_what_the_engine_says() -> None:
     assert (page.keys() & {running, waiting}, page["trtllm_backend_up",]) == (set(), 0)
 
 
-def test_names_and_buckets_are_those_of_trtllm_serve() -> None:
-    """As its tensorrt_llm/metrics/collector.py has them; gaps between tokens as vLLM."""
+def test_names_and_buckets_are_those_of_trtllm_serve_and_finer_ones() -> None:
+    """As its tensorrt_llm/metrics/collector.py has them; gaps between tokens as vLLM.
+
+    Failed before: an answer of 20 ms, or a request that did not wait, was in the bucket up to 0.3 s.
+    """
     page = samples(ServiceMetrics("m").page(None))
     for name, edges in (
         ("time_to_first_token", TTFT_S),
@@ -193,7 +196,9 @@ def test_names_and_buckets_are_those_of_trtllm_serve() -> None:
     ):
         found = [float(key[1]) for key in page if key[0] == f"trtllm_{name}_seconds_bucket"]
         assert found == [*edges, float("inf")]
-    assert (len(TTFT_S), len(ITL_S), len(REQUEST_S)) == (22, 19, 21)
+    theirs = (TTFT_S, ITL_S[3:], REQUEST_S[7:])
+    assert [(len(edges), edges[0]) for edges in theirs] == [(22, 0.001), (19, 0.01), (21, 0.3)]
+    assert TTFT_S[0] == ITL_S[0] == REQUEST_S[0] == 0.001
 
 
 def test_the_service_of_a_frontend_without_limits_has_the_usual_buckets(
