@@ -35,7 +35,7 @@ class TritonSettings(ChoosingGroup):
         add_special_tokens: add the tokenizer's special tokens to a prompt.
         skip_special_tokens: leave special tokens out of the text.
         accumulate_tokens: tensorrt_llm_bls: every streamed response holds all text so far.
-        batching_strategy: in-flight batching, or static batching (V1, v1).
+        batching_strategy: in-flight batching, or static batching (V1, v1), which is simulated and which no engine has.
         batch_scheduler_policy: guaranteed_no_evict starts a request when all its KV blocks are free;
             max_utilization packs more and may pause one.
         max_beam_width: None is the engine's.

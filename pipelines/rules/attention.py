@@ -12,7 +12,6 @@ OUTGROWN = (
     "{d.shape.architecture} was trained with an attention window of {d.shape.sliding_window} tokens, but sequences of"
     " up to {d.longest} tokens would attend to all of them"
 )
-IN_FLIGHT = ("inflight_fused_batching", "inflight_batching")
 
 
 def wanted(d: DeploymentFacts) -> Cases:
@@ -124,10 +123,7 @@ RULES = (
     ),
     gpu_rule(
         name="features-need-a-paged-kv-cache",
-        when=lambda d: (
-            d.build.kv_cache_type != "paged"
-            and (d.kv_reuse or d.chunked_context or d.triton.batching_strategy in IN_FLIGHT)
-        ),
+        when=lambda d: d.build.kv_cache_type != "paged",
         failed="build.kv_cache_type={d.build.kv_cache_type} has no blocks, but in-flight batching, KV-cache reuse and"
         " chunked context need them.",
         todo="Set build.kv_cache_type=paged.",
@@ -143,10 +139,9 @@ RULES = (
     ),
     gpu_rule(
         name="in-flight-batching-packs-its-input",
-        when=lambda d: d.build["remove_input_padding"] == "disable" and d.triton.batching_strategy in IN_FLIGHT,
-        failed="build.trtllm.remove_input_padding=disable cannot be combined with triton.batching_strategy="
-        "{d.triton.batching_strategy}, which needs packed tokens.",
-        todo="Set build.trtllm.remove_input_padding=enable, or triton.batching_strategy=V1.",
+        when=lambda d: d.build["remove_input_padding"] == "disable",
+        failed="build.trtllm.remove_input_padding=disable: in-flight batching needs packed tokens.",
+        todo="Set build.trtllm.remove_input_padding=enable.",
         source="docs/source/features/paged-attention-ifb-scheduler.md",
     ),
     gpu_rule(

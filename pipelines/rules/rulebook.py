@@ -157,12 +157,12 @@ SERVING_RULES = (
         source=MODEL_CONFIG,
     ),
     gpu_rule(
-        name="static-batching-has-no-chunks",
-        when=lambda d: d.triton.batching_strategy in ("V1", "v1") and (d.chunked_context or d.speculation != "none"),
-        failed="triton.batching_strategy={d.triton.batching_strategy} is static batching; chunked context and"
-        " speculative decoding need in-flight batching.",
+        name="static-batching-is-gone",
+        when=lambda d: d.triton.batching_strategy in ("V1", "v1"),
+        failed="triton.batching_strategy={d.triton.batching_strategy} stops the server: TensorRT-LLM 1.2 has no static"
+        " batching any more.",
         todo="Set triton.batching_strategy=inflight_fused_batching.",
-        source=TEMPLATES,
+        source="NVIDIA/TensorRT-LLM cpp/tensorrt_llm/executor/executorImpl.cpp (1.3.0rc3): createModel",
     ),
     ranks_rule(
         name="ranks-divide-into-nodes",

@@ -46,7 +46,7 @@ CASES = {
     "features-need-a-paged-kv-cache": Case(
         {"build": {"kv_cache_type": "continuous"}},
         "kv_cache_type=continuous has no blocks",
-        {"triton": {"batching_strategy": "V1"}},
+        {"build": {"kv_cache_type": "paged"}},
     ),
     "paged-kv-cache-is-deprecated": Case(
         {"build": {"paged_kv_cache": "disable"}},
@@ -55,8 +55,8 @@ CASES = {
     ),
     "in-flight-batching-packs-its-input": Case(
         {"build": {"remove_input_padding": "disable"}},
-        "remove_input_padding=disable cannot be combined with .*inflight_fused_batching",
-        {"triton": {"batching_strategy": "V1"}},
+        "remove_input_padding=disable: in-flight batching needs packed",
+        {"build": {"remove_input_padding": "enable"}},
     ),
     "streamingllm-cannot-be-built": Case(
         {"build": {"streamingllm": "enable"}}, "streamingllm=enable stops", {"engine": "openvino"}

@@ -23,10 +23,10 @@ CASES = {
         "bls_instance_count=7 are answered at a time, and the engine takes 8",
         {"triton": {"bls_instance_count": 8}},
     ),
-    "static-batching-has-no-chunks": Case(
-        {"triton": {"batching_strategy": "V1"}, "chunked_context": True},
-        "batching_strategy=V1 is static",
-        {"chunked_context": False},
+    "static-batching-is-gone": Case(
+        {"triton": {"batching_strategy": "V1"}},
+        "batching_strategy=V1 stops the server",
+        {"triton": {"batching_strategy": "inflight_batching"}},
     ),
     "ranks-divide-into-nodes": Case(
         {"build": {"tp_size": 4}, "triton": {"num_nodes": 3}},

@@ -225,7 +225,6 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "tuning point": ("build.opt_num_tokens=256",),
     "int8 cache": ("kv_cache=int8",),
     "no context attention": ("build.trtllm.context_fmha=disable",),
-    "static": ("triton.batching_strategy=V1",),
 }
 
 
