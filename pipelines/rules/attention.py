@@ -3,6 +3,7 @@
 from functools import partial
 
 from pipelines.domain.formats import KvFormat, QFormat, rules_out_reuse
+from pipelines.engines.tensorrt_llm.config import key_of
 from pipelines.rules.record import BUILT, CPU, GPU, ON_GPUS, Cases, DeploymentFacts, Rule, known, listed
 from pipelines.rules.split import BUILDER, COMMAND, PLUGIN, REUSE, RUNTIME, SCHEDULER, TEMPLATES
 
@@ -208,6 +209,26 @@ RULES = (
         " memory.",
         todo="Set triton.kv_cache_onboard_blocks=true.",
         source=RUNTIME,
+    ),
+    gpu_warning(
+        name="context-logits-end-reuse",
+        when=lambda d: (
+            d.kv_reuse
+            and [
+                {"key": key_of(name)} for name in ("gather_context_logits", "gather_all_token_logits") if d.build[name]
+            ]
+        ),
+        failed="{key}=true: the server switches KV-cache reuse off, because reused tokens have no logits.",
+        todo="Set kv_cache.enable_block_reuse=false, or {key}=false.",
+        source=RUNTIME,
+    ),
+    gpu_rule(
+        name="kv-cache-leaves-some-memory",
+        when=lambda d: d.triton.kv_cache_free_gpu_mem_fraction >= 1.0,
+        failed="triton.kv_cache_free_gpu_mem_fraction={d.triton.kv_cache_free_gpu_mem_fraction} stops the server, which"
+        " takes less than 1.",
+        todo="Set it to 0.95.",
+        source="cpp/tensorrt_llm/executor/kvCacheConfig.cpp (1.3.0rc3): setFreeGpuMemoryFraction",
     ),
     rule(
         name="host-blocks-are-for-reuse",

@@ -91,6 +91,16 @@ CASES = {
         "kv_cache_onboard_blocks=false stops the server",
         {"kv_format": KvFormat.INT8},
     ),
+    "context-logits-end-reuse": Case(
+        kv(build={"gather_context_logits": True}),
+        "gather_context_logits=true: the server switches KV-cache reuse off",
+        {"kv_reuse": False},
+    ),
+    "kv-cache-leaves-some-memory": Case(
+        {"triton": {"kv_cache_free_gpu_mem_fraction": 1.0}},
+        r"fraction=1\.0 stops the server",
+        {"triton": {"kv_cache_free_gpu_mem_fraction": 0.95}},
+    ),
     "host-blocks-are-for-reuse": Case(
         {"triton": {"kv_cache_host_memory_bytes": 1000}}, "kv_cache_host_memory_bytes=1000", {"kv_reuse": True}
     ),
