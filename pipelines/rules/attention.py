@@ -31,6 +31,11 @@ def _switched_off(d: DeploymentFacts, option: str) -> Cases:
     return wanted(d) if d.build[option] == "disable" else ()
 
 
+def gathers(d: DeploymentFacts) -> Cases:
+    """Return the options with which an engine returns the logits of the prompt."""
+    return [{"key": key_of(name)} for name in ("gather_context_logits", "gather_all_token_logits") if d.build[name]]
+
+
 def _paged_context(d: DeploymentFacts) -> bool:
     """Whether attention over a prompt reads blocks of the KV cache."""
     on = all(d.build[option] == "enable" for option in ("context_fmha", "use_paged_context_fmha"))
@@ -212,12 +217,7 @@ RULES = (
     ),
     gpu_warning(
         name="context-logits-end-reuse",
-        when=lambda d: (
-            d.kv_reuse
-            and [
-                {"key": key_of(name)} for name in ("gather_context_logits", "gather_all_token_logits") if d.build[name]
-            ]
-        ),
+        when=lambda d: gathers(d) if d.kv_reuse else (),
         failed="{key}=true: the server switches KV-cache reuse off, because reused tokens have no logits.",
         todo="Set kv_cache.enable_block_reuse=false, or {key}=false.",
         source=RUNTIME,
@@ -228,7 +228,7 @@ RULES = (
         failed="triton.kv_cache_free_gpu_mem_fraction={d.triton.kv_cache_free_gpu_mem_fraction} stops the server, which"
         " takes less than 1.",
         todo="Set it to 0.95.",
-        source="cpp/tensorrt_llm/executor/kvCacheConfig.cpp (1.3.0rc3): setFreeGpuMemoryFraction",
+        source="NVIDIA/TensorRT-LLM cpp/tensorrt_llm/executor/kvCacheConfig.cpp (1.3.0rc3): setFreeGpuMemoryFraction",
     ),
     rule(
         name="host-blocks-are-for-reuse",

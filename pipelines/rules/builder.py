@@ -5,6 +5,7 @@ from functools import partial
 from pipelines.domain.families import Architecture, titles
 from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.engines.tensorrt_llm.config import key_of
+from pipelines.rules.attention import gathers
 from pipelines.rules.record import BUILT, GPU, ON_GPUS, Cases, DeploymentFacts, Engines, Rule, either, known, listed
 from pipelines.rules.split import (
     BUILDER,
@@ -51,11 +52,6 @@ def _fuses(d: DeploymentFacts) -> bool:
     shape = known(d.shape)
     fuses = "reduce_fusion" in shape.family.features or shape.architecture == Architecture.GEMMA2
     return fuses and d.build.tp_size > 1 and d.speculation not in WITHOUT_REDUCE_FUSION
-
-
-def _gathers(d: DeploymentFacts) -> Cases:
-    names = ("gather_context_logits", "gather_all_token_logits")
-    return [{"key": key_of(name)} for name in names if d.build[name] and d.build.max_draft_len > 0]
 
 
 def _swiglu(d: DeploymentFacts) -> Cases:
@@ -169,7 +165,7 @@ RULES = (
     ),
     plugin_rule(
         name="context-logits-without-drafts",
-        when=_gathers,
+        when=lambda d: gathers(d) if d.build.max_draft_len > 0 else (),
         failed="{key}=true cannot be combined with max_draft_len={d.build.max_draft_len}: an engine that checks drafts"
         " cannot return the logits of the prompt.",
         todo="Set {key}=false, or speculative=none.",
