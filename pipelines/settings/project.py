@@ -84,6 +84,8 @@ def _choices_of(file: Path, content: Mapping[str, Any], own: str = "") -> list[t
         group, name = next(iter(entry.items())) if isinstance(entry, dict) else (own and f"/{own}", entry)
         place, group = str(group), str(group).removeprefix("override ").removeprefix("/")
         names = choices(group.partition("@")[0])
+        if group == "hydra/launcher":
+            names = ["basic", "joblib", *names]  # Hydra's own and its package's
         if name not in (*names, "_self_", "base"):
             raise UserError(
                 f"'{file}': {group}={name} is not known.",
@@ -95,6 +97,8 @@ def _choices_of(file: Path, content: Mapping[str, Any], own: str = "") -> list[t
                 f"'{file}': '{place}: {name}' does not choose for the group {group}.",
                 todo=f"Write `- override /{group}: {name}`.",
             )
+        if str(place).startswith("override ") and group in dict(chosen):  # of which Hydra takes the first
+            raise UserError(f"'{file}': `defaults` chooses for {group} twice.", todo="Keep one of the lines.")
         chosen.append((group, str(name)))
     return chosen
 

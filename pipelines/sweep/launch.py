@@ -40,7 +40,8 @@ from pipelines.plan.plan import make_plan, with_questions
 from pipelines.plan.targets import MEASURED, Goal, Target
 from pipelines.settings.by_hydra import diagnose, hydra_on_conf, unexplained
 from pipelines.settings.compose import compose
-from pipelines.settings.groups import CONF
+from pipelines.settings.groups import CONF, project_file
+from pipelines.settings.project import project_content
 from pipelines.settings.root import validate
 from pipelines.store.store import Store, fingerprint
 from pipelines.sweep.cells import RunCell, SweepCell, Watch, cells_of
@@ -252,8 +253,10 @@ def expand(overrides: Sequence[str], folder: Path) -> Sweep:
             own = (word for word in words if not str(word.key_or_group).startswith(("hydra.", "hydra/")))
             words = [*parser.parse_overrides(listed), *own]
             combinations = product(*{word.get_key_element(): _alternatives(word) for word in words}.values())
-    except (HydraException, OmegaConfBaseException, ValueError):  # ValueError: a number for a name
+    except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: a number for a name
         faults = [*launcher_faults(overrides), *diagnose(overrides, sweeping=True)]
+        if not faults and "hydra" in project_content():  # which other commands do not read
+            faults = [Fault(f"'{project_file()}': Hydra refuses what stands there: {' '.join(str(error).split())}.")]
         raise UserError.of(faults or [unexplained(overrides)]) from None
     return Sweep(config, tuple(dict.fromkeys(combinations)))
 

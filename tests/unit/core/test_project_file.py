@@ -137,6 +137,14 @@ def test_another_file_by_name_also_for_the_processes_it_starts(project, capsys):
         ("defaults: fp8\n", r"`defaults` has 'fp8', which chooses for no group\. Write a list of `- override /quant"),
         ("defaults: [quant]\n", r"`defaults` has 'quant', which chooses for no group\."),
         ("defaults: {quant: fp8}\n", r"`defaults` has \{'quant': 'fp8'\}, which chooses for no group\."),
+        (
+            "defaults: [{override /quant: fp8}, {override /quant: none}]\n",
+            r"pipelines\.yaml': `defaults` chooses for quant twice",
+        ),
+        (
+            "defaults: [{override /hydra/launcher: jobli}]\n",
+            r"hydra/launcher=jobli is not known.*one of basic, joblib, slurm\. Did you mean 'joblib'",
+        ),
         ("quant.qformat: fp8\n", r"quant\.qformat is a key with a dot in it\. Write quant: \{qformat: \.\.\.\}$"),
     ],
 )

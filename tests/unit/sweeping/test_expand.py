@@ -7,7 +7,7 @@ import pytest
 from pipelines.domain.errors import UserError
 from pipelines.settings.by_hydra import compose_config
 from pipelines.settings.compose import compose
-from pipelines.settings.groups import CONF
+from pipelines.settings.groups import CHOSEN_FILE, CONF
 from pipelines.store.store import Store
 from pipelines.sweep import launch
 from pipelines.sweep.cells import SweepCell, cells_of
@@ -84,6 +84,16 @@ def test_what_is_given_twice_counts_once_with_the_last_values(tmp_path):
 def test_a_value_that_is_listed_twice_is_one_cell(tmp_path):
     """Else it would be judged as two results, each more strictly."""
     assert combinations(tmp_path, "quant=fp8,int8_wo,fp8") == [["quant=fp8"], ["quant=int8_wo"]]
+
+
+def test_a_projects_file_chooses_the_launcher(tmp_path, monkeypatch):
+    file = tmp_path / "pipelines.yaml"
+    monkeypatch.setenv(CHOSEN_FILE, str(file))
+    file.write_text("defaults: [{override /hydra/launcher: joblib}]\nhydra: {launcher: {n_jobs: 2}}\n")
+    assert expand(["quant=fp8,none"], tmp_path / "sweep").launcher_word == "joblib"
+    file.write_text("hydra: {launcher: {n_job: 2}}\n")
+    with pytest.raises(UserError, match=r"pipelines\.yaml': Hydra refuses .*n_job"):
+        expand(["quant=fp8,none"], tmp_path / "sweep")
 
 
 def test_another_sweeper_is_refused(tmp_path):
