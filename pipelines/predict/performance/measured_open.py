@@ -171,6 +171,9 @@ def inference_perf(data: Any, source: str) -> Measured:
     done = file.finished("successes", "count")
     streamed = file.get("successes", "latency", "time_to_first_token") is not None
     prompts = "prompt_len" if file.get("successes", "prompt_len") else "prompt_tokens"
+    counted = file.get("successes", "token_count_mismatches")
+    if counted and file.get("successes", "output_tokens") is None:  # before 0.6, an event had a begin token of its own
+        notes.append(f"{source}: of {counted:,} answers, tool and server count other tokens; OSL and ITL may be off.")
     isl, osl = (_of_stage(file, name, ()) for name in (prompts, "output_len"))
     level = MeasuredLevel(
         arrival=arrival,

@@ -40,7 +40,7 @@ READERS: tuple[tuple[Callable[[dict[str, Any]], bool], Reader], ...] = (
     (lambda data: data.keys() >= {"load_summary", "successes"}, inference_perf),
     (lambda data: data.keys() >= {"version", "scenario"} and ("results" in data or "metrics" in data), llm_d),
     (lambda data: data.keys() >= {"mean_e2e_latency_ms", "request_throughput", "backend"}, sglang),
-    (lambda data: data.keys() >= {"endpoint_type", "num_prompts", "request_throughput"}, vllm),
+    (lambda data: data.keys() >= {"tokenizer_id", "num_prompts", "request_throughput"}, vllm),
 )
 """How a tool's file is recognised, and what reads it; the first that fits."""
 ELSEWHERE = "unknown"
@@ -51,9 +51,11 @@ NUMBERS = ("concurrency", "request_rate", "isl", "osl", "isl_stdev", "osl_stdev"
 LARGEST = 1e12
 LEAST_IN_FLIGHT = 0.5
 """Share of the stated concurrency of a closed loop that must have been in flight."""
+LEAST_OF_E2E = 0.67
+"""Share of the mean E2E that TTFT and the later tokens must fill: lengths that differ move it, but not to a half."""
 NAMES = (
     *(RESULT, "profile_export_aiperf.json", "profile_export_genai_perf.json", "benchmarks.json", "benchmarks.yaml"),
-    *("stage_*_lifecycle_metrics.json", "*qps-*.json", "*_[0-9][0-9][0-9][0-9]_[0-9]*.jsonl", LLM_D),
+    *("stage_*_lifecycle_metrics.json", "*qps-*.json", "run=*.json", "*_[0-9][0-9][0-9][0-9]_[0-9]*.jsonl", LLM_D),
 )
 """Names of files to look for in a folder: those that the tools choose by themselves."""
 KINDS = (
@@ -78,7 +80,12 @@ def read_measured(paths: Sequence[Path]) -> Measured:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    results = {file for name in NAMES for file in path.rglob(name) if not file.name.endswith(".pytorch.json")}
+    results = {
+        file
+        for name in NAMES
+        for file in path.rglob(name)
+        if not file.name.endswith((".pytorch.json", ".failure.json"))
+    }
     results -= {
         file for file in results if file.parent.parent.name == PHASES and file.parents[2] / file.name in results
     }
@@ -128,7 +135,7 @@ def _result(data: Any, path: Path) -> Measured:
         if measured is not None:
             for level in measured.levels:
                 _check(level)
-            return _in_flight(measured)
+            return _used(measured)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise UserError(
             f"sizing.measured={path} is not as its tool writes it: {str(error)[:200]}.",
@@ -139,29 +146,39 @@ def _result(data: Any, path: Path) -> Measured:
     )
 
 
-def _in_flight(measured: Measured) -> Measured:
-    """Leave out closed loops that had far fewer requests in flight (Little's law) than stated.
-
-    A short run begins and ends with an emptier server, so that half counts as full.
-    """
-    levels, notes = [], []
-    for level in measured.levels:
-        served = level.requests_per_s * ((level.e2e_s.mean or 0.0) + level.think_s)
-        short = level.requests is not None and level.requests < 2 * (level.concurrency or 0)
-        if level.concurrency is None or not served or short or served >= LEAST_IN_FLIGHT * level.concurrency:
-            levels.append(level)
-        else:
-            notes.append(
-                f"Not used: {level.load}: {level.requests_per_s:.3g} requests/s of {level.e2e_s.mean:.3g} s are "
-                f"{served:.2g} in flight, not {level.concurrency}; the client did not hold the load."
-            )
+def _used(measured: Measured) -> Measured:
+    """Leave out loads whose own figures contradict each other."""
+    faults = [(level, _contradiction(level)) for level in measured.levels]
+    levels = tuple(level for level, fault in faults if not fault)
+    notes = [f"Not used: {level.load}: {fault}." for level, fault in faults if fault]
     if not levels:
         raise UserError(
             f"{', '.join(measured.sources)} has no level that describes the server.",
             allowed=" ".join(notes),
-            todo="Measure again with the concurrency that it states.",
+            todo="Measure again, with a current version of the tool.",
         )
-    return replace(measured, levels=tuple(levels), notes=(*measured.notes, *notes))
+    return replace(measured, levels=levels, notes=(*measured.notes, *notes))
+
+
+def _contradiction(level: MeasuredLevel) -> str:
+    """Return what cannot be right in a level, or "".
+
+    In flight (Little's law) there must be as many requests as stated, or half, because a short run begins and ends
+    with an emptier server. An ITL that is no mean of a request (gaps between events, as inference-perf counts up to
+    0.4) leaves a part of the E2E unexplained.
+    """
+    e2e, itl = level.e2e_s.mean or 0.0, level.itl_s.mean or 0.0
+    tokens = (level.ttft_s.mean or 0.0) + itl * (level.osl - 1)
+    if itl and tokens < LEAST_OF_E2E * e2e:
+        return f"TTFT and {level.osl - 1:.0f} ITL of {1e3 * itl:.3g} ms are {tokens:.3g} s, not the E2E of {e2e:.3g} s"
+    served = level.requests_per_s * (e2e + level.think_s)
+    short = level.requests is not None and level.requests < 2 * (level.concurrency or 0)
+    if level.concurrency is None or not served or short or served >= LEAST_IN_FLIGHT * level.concurrency:
+        return ""
+    return (
+        f"{level.requests_per_s:.3g} requests/s of {e2e:.3g} s are {served:.2g} in flight, not {level.concurrency}; "
+        "the client did not hold the load"
+    )
 
 
 def _check(level: MeasuredLevel) -> None:

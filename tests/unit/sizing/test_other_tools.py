@@ -242,6 +242,31 @@ def test_a_closed_loop_with_too_few_requests_in_flight_is_not_used(tmp_path):
         read_measured([path])
 
 
+def test_an_itl_that_leaves_half_of_the_e2e_unexplained_is_not_used(tmp_path):
+    """inference-perf up to 0.4 divided by events; with two a token, an ITL of 12 ms read as 6."""
+    path = changed(tmp_path, STAGE, lambda d: d["successes"]["latency"]["time_per_output_token"].update(mean=0.006))
+    with pytest.raises(UserError, match=r"TTFT and 199 ITL of 6 ms are 1\.31 s, not the E2E of 2\.5 s"):
+        read_measured([path])
+
+
+@pytest.mark.parametrize(("server", "noted"), [({}, True), ({"output_tokens": {"mean": 200.0}}, False)])
+def test_lengths_that_inference_perf_counted_otherwise_than_the_server_are_noted(tmp_path, server, noted):
+    path = changed(tmp_path, STAGE, lambda d: d["successes"].update(token_count_mismatches=80, **server))
+    assert (
+        any("of 80 answers, tool and server count other tokens" in each for each in read_measured([path]).notes)
+        is noted
+    )
+
+
+def test_benchmark_serving_and_a_sweep_of_vllm_are_read_as_vllm(tmp_path):
+    """TensorRT-LLM's benchmark_serving.py writes no endpoint_type, and infinity as text; a sweep names files by run."""
+    old = changed(tmp_path, "vllm_bench_serve.json", lambda d: (d.pop("endpoint_type"), d.update(request_rate="inf")))
+    old.rename(tmp_path / "run=0.json")
+    (tmp_path / "run=1.failure.json").write_text("{}")
+    found = read_measured([tmp_path])
+    assert [level.load for level in found.levels] == ["concurrency 8, ISL 2000, OSL 200"]
+
+
 def test_an_aggregate_of_aiperf_is_refused_as_one(tmp_path):
     path = tmp_path / "profile_export_aiperf_aggregate.json"
     path.write_text(
