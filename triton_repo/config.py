@@ -69,7 +69,8 @@ class TritonSettings(ChoosingGroup):
         cuda_graph_cache_size: CUDA graphs that are kept.
         lora_cache_optimal_adapter_size: size of an adapter that the cache is laid out for.
         lora_cache_max_adapter_size: size of the largest adapter that the cache takes.
-        lora_cache_gpu_memory_fraction: share of the GPU memory that engine and KV cache leave, for adapters.
+        lora_cache_gpu_memory_fraction: share of the GPU memory that the engine leaves, for adapters; the KV cache takes
+            its share of the rest.
         lora_cache_host_memory_bytes: host memory for adapters.
         lora_prefetch_dir: folder of adapters that are loaded at the start.
         decoding_mode: how tokens are chosen; null is top_k_top_p, or beam_search with beams.

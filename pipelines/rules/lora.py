@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from functools import partial
 
-from pipelines.domain.adapter import Adapter, linear_widths
+from pipelines.domain.adapter import MODULES, Adapter, linear_widths
 from pipelines.domain.formats import QFormat
+from pipelines.domain.units import MIB
 from pipelines.engines.tensorrt_llm.config import key_of
 from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, known, listed
 from pipelines.rules.split import COMBINATIONS, COMMAND, LAYERS, LORA, MLP, MODEL_CONFIG, SWIGLU_PLUGINS
@@ -12,6 +13,7 @@ from pipelines.rules.split import COMBINATIONS, COMMAND, LAYERS, LORA, MLP, MODE
 TOPIC = "LoRA"
 INSIDE_SWIGLU = ("mlp_h_to_4h", "mlp_gate")
 OF_MLP = ("gate_proj", "up_proj", "down_proj")
+SPLIT_INPUTS = ("o_proj", "down_proj")
 MANAGER = "tensorrt_llm/lora_manager.py"
 
 
@@ -47,6 +49,19 @@ def _on_experts(d: DeploymentFacts) -> Cases:
     experts = known(d.shape).family.experts
     changed = [(words, [m for m in adapter.modules if experts and m in OF_MLP]) for words, adapter in _each(d)]
     return [{**words, "modules": listed(modules)} for words, modules in changed if modules]
+
+
+def _host_cache(d: DeploymentFacts) -> Cases:
+    """Return what the largest adapter of a rank takes, in 16 bit and whole MiB, if the host's cache holds none."""
+    model, ranks, served = known(d.shape), d.build.tp_size, set(d.build["lora_target_modules"] or ())
+    widths = {name: width for name, width in linear_widths(model).items() if MODULES[name] in served}
+    values = sum(
+        inputs // ranks + outputs if name in SPLIT_INPUTS else inputs + outputs // ranks
+        for name, (inputs, outputs) in widths.items()
+    )
+    largest = 2 * values * (model.num_hidden_layers // d.build.pp_size) * d.triton.lora_cache_max_adapter_size
+    needed = (largest // MIB + 1) * MIB  # pages are whole
+    return ({"needed": needed},) if needed > d.triton.lora_cache_host_memory_bytes else ()
 
 
 def _fused_swiglu(d: DeploymentFacts) -> Cases:
@@ -147,6 +162,15 @@ RULES = (
         "{d.triton.lora_cache_max_adapter_size}: a page of the cache would not hold an adapter.",
         todo="Set triton.lora_cache_max_adapter_size={d.build[max_lora_rank]}.",
         source=MODEL_CONFIG,
+    ),
+    gpu_rule(
+        name="adapter-fits-the-host-cache",
+        when=lambda d: _host_cache(d) if d.build["lora_plugin"] != "disable" else (),
+        failed="triton.lora_cache_host_memory_bytes={d.triton.lora_cache_host_memory_bytes} stops the server: an"
+        " adapter of triton.lora_cache_max_adapter_size={d.triton.lora_cache_max_adapter_size} takes {needed}"
+        " bytes of a rank.",
+        todo="Set triton.lora_cache_host_memory_bytes={needed}, or a smaller lora_cache_max_adapter_size and rank.",
+        source="NVIDIA/TensorRT-LLM cpp/tensorrt_llm/batch_manager/peftCacheManager.cpp (1.3.0rc3)",
     ),
     gpu_rule(
         name="adapters-have-the-engines-type",

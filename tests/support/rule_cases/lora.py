@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from pipelines.domain.adapter import MODULES
 from tests.support.rule_cases.words import ADAPTER, FP8, LLAMA, MIXTRAL, NVFP4, SERVED, Case
 
 ON_MLP = replace(ADAPTER, modules=("down_proj",), widths={"down_proj": (14336, 4096)})
@@ -57,6 +58,17 @@ CASES = {
         {"build": {**SERVED, "max_lora_rank": 128}},
         "max_rank=128 .*lora_cache_max_adapter_size=64",
         {"triton": {"lora_cache_max_adapter_size": 128}},
+    ),
+    # 80 layers of 109,568 inputs and outputs of a rank, times rank 64 and 2 bytes: 1,121,976,320, and whole pages
+    "adapter-fits-the-host-cache": Case(
+        {
+            "shape": replace(
+                LLAMA, num_hidden_layers=80, hidden_size=8192, num_attention_heads=64, intermediate_size=28672
+            ),
+            "build": {"lora_plugin": "auto", "lora_target_modules": tuple(MODULES.values()), "tp_size": 2},
+        },
+        "lora_cache_host_memory_bytes=1073741824 stops the server.* takes 1123024896 bytes",
+        {"triton": {"lora_cache_host_memory_bytes": 1123024896}},
     ),
     "adapters-have-the-engines-type": Case(
         {"adapters": {7: ADAPTER}, "build": SERVED, "dtype": "bfloat16"}, r"quant\.dtype=bfloat16", {"dtype": "float16"}
