@@ -82,6 +82,13 @@ def _multiple(d: DeploymentFacts) -> int:
     return max(128 if spec.activation == "fp8" else 64, spec.weights.group_size(d.group_size))
 
 
+def _not_streamed(d: DeploymentFacts) -> Cases:
+    """Return the weights that are inside of plugins, though they are to be streamed."""
+    experts = d.shape is not None and bool(d.shape.family.experts) and d.build["moe_plugin"] != "disable"
+    inside = {"INT8 and INT4 weights": FORMATS[d.qformat].weights.integer, "experts (moe_plugin)": experts}
+    return [{"what": what} for what, given in inside.items() if given and d.build.weight_streaming]
+
+
 def _sizes(d: DeploymentFacts, ranks: int) -> dict[str, tuple[int, int]]:
     """Return [out, in] of each linear of all ranks together, with the KV heads that ranks hold copies of."""
     model = known(d.shape)
@@ -347,6 +354,14 @@ RULES = (
         failed="build.weight_streaming=true needs gemm_plugin=disable, given '{d.build.gemm_plugin}': weights inside a"
         " plugin cannot stay on the host.",
         todo="Set build.gemm_plugin=disable, or use weights=streaming, which sets it.",
+        source=STREAMING,
+    ),
+    weights_rule(
+        name="plugins-keep-their-weights",
+        when=_not_streamed,
+        failed="build.weight_streaming=true streams no {what}: plugins multiply them, and their weights stay"
+        " on the GPU.",
+        todo="Use weights=resident{quants:, or choose }.",
         source=STREAMING,
     ),
     weights_rule(

@@ -136,6 +136,11 @@ CASES = {
         "pp_reduce_scatter=enable is for Mixtral .* ignores it for pp_size=1",
         {"build": {"pp_size": 2}},
     ),
+    "plugins-keep-their-weights": Case(
+        {"qformat": AWQ, "build": {"weight_streaming": True, "gemm_plugin": "disable"}},
+        "weight_streaming=true streams no INT8 and INT4 weights",
+        {"qformat": FP8},
+    ),
     "streaming-is-for-weights-without-plugin": Case(
         {"build": {"weight_streaming": True, "gemm_plugin": "auto"}},
         "weight_streaming=true needs gemm_plugin=disable, given 'auto'",
