@@ -238,8 +238,9 @@ def _serve(checkpoint: ReportedArtifact) -> tuple[doc.Block, ...]:
     )
     if _unified(checkpoint):
         elsewhere = ("trtllm-serve .",)
-    # without folders of the machine that made it
-    made = [w for w in shlex.split(checkpoint.repeat) if "=" in w and not w.startswith(("paths.", "report."))]
+    # without folders of the machine that made it, and without what was measured or asked beside
+    dropped = ("paths.", "report.", "benchmark.", "sizing.")
+    made = [w for w in shlex.split(checkpoint.repeat) if "=" in w and not w.lstrip("+~").startswith(dropped)]
     return (
         doc.Text("With trtllm-pipelines, which makes the same checkpoint from the source:"),
         doc.Code((shlex.join(["python", "-m", "pipelines", "serve", *made]),)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.document.canvas import write_document
+from pipelines.document.canvas import missing_packages, write_document
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.domain.summary import SECOND
@@ -56,7 +56,7 @@ class Sized:
 
 def size(overrides: Sequence[str], judge_of: Callable[[Settings, Machine], Judge]) -> int:
     """Run the command and return the exit code; `judge_of` makes the rules of a plan from settings."""
-    sized = sized_from(overrides, judge_of)
+    sized = sized_from(overrides, judge_of, pages=True)
     say("\n".join(sized.lines))
     say()
     for path in write(sized.record, sized.folder):
@@ -64,11 +64,13 @@ def size(overrides: Sequence[str], judge_of: Callable[[Settings, Machine], Judge
     return 0
 
 
-def sized_from(overrides: Sequence[str], judge_of: Callable[[Settings, Machine], Judge]) -> Sized:
+def sized_from(
+    overrides: Sequence[str], judge_of: Callable[[Settings, Machine], Judge], *, pages: bool = False
+) -> Sized:
     """Compute the answer; nothing is printed or written.
 
     Raises:
-        UserError: invalid settings, or no fleet that a plan accepts meets the limits.
+        UserError: invalid settings, no fleet that a plan accepts meets the limits, or a package for its `pages` lacks.
     """
     if (several := several_gpus(overrides)) is not None:
         return _several(several, judge_of)
@@ -79,6 +81,7 @@ def sized_from(overrides: Sequence[str], judge_of: Callable[[Settings, Machine],
     if sizing.rate is not None or sizing.measured is not None:
         name, lines, values = without_model(settings, machine)
         return Sized(values, lines, folder / f"size-{name}-{question_id(settings)}")
+    refuse(missing_packages("The answer's page") if pages else [])
     question = ask(settings, machine, judge_of(settings, machine))
     result = solve(settings, question, costs(settings))
     name = f"size-{question.model.name}-{question.gpu.name}-{question_id(settings)}"

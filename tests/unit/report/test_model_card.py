@@ -147,10 +147,14 @@ def _from(item, folder):
 
 def test_the_command_to_serve_has_no_folder_of_this_machine(two_formats):
     item = fp8_of(two_formats)
-    chain = tuple(replace(p, repeat=f"{p.repeat} paths.store=/secret report.folder=/secret") for p in item.chain)
+    chain = tuple(
+        replace(p, repeat=f"{p.repeat} paths.store=/secret report.folder=/secret benchmark.concurrency=[3]")
+        for p in item.chain
+    )
     text = model_card(replace(item, chain=chain))
     assert "python -m pipelines serve quant=fp8" in text
     assert "/secret" not in text
+    assert "benchmark." not in text.split("pipelines serve", 1)[1].splitlines()[0]
 
 
 def test_every_compressed_format_of_a_report_gets_a_card_and_the_baseline_none(two_formats, tmp_path):

@@ -1,6 +1,7 @@
 """`make size` from the words of the user to the files."""
 
 import csv
+import importlib.util
 import json
 import re
 import subprocess
@@ -52,6 +53,16 @@ def answer_folder(tmp_path) -> Path:
     """The only folder with an answer."""
     (folder,) = tmp_path.glob("size-llama_3_8b-h100_sxm-*")
     return folder
+
+
+def test_a_package_of_the_pages_is_missed_before_the_answer(tmp_path, monkeypatch, capsys):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "matplotlib" else real(name))
+    assert size(tmp_path, *ASKED) == 2
+    out, err = capsys.readouterr()
+    assert "The answer's page needs the Python package 'matplotlib'" in re.sub(r"\s+", " ", err)
+    assert (out, list(tmp_path.iterdir())) == ("", [])
+    assert size(tmp_path, "sizing.rate=8", "sizing.measured_gpus=1", "sizing.peak_rate=20", "hardware=h100_sxm") == 0
 
 
 @pytest.mark.parametrize("arrival", ["constant", "poisson", "gamma"])
