@@ -9,6 +9,7 @@ from pipelines.rules.split import BUILDER, COMMAND, PLUGIN, REUSE, RUNTIME, SCHE
 
 FP8_ATTENTION = (QFormat.FP8, QFormat.W4A8_AWQ, QFormat.NVFP4)
 """Formats whose prompts can be attended to in FP8."""
+HEAD_SIZES = (32, 48, 64, 80, 96, 104, 112, 128, 144, 160, 192, 224, 256)
 OUTGROWN = (
     "{d.shape.architecture} was trained with an attention window of {d.shape.sliding_window} tokens, but sequences of"
     " up to {d.longest} tokens would attend to all of them"
@@ -196,6 +197,18 @@ RULES = (
         " smallest window overwrite their own prefix, and TensorRT-LLM does not reuse it.",
         todo="Keep shared prefixes within the window, or remove the window.",
         source="issues #2983, #2912",
+    ),
+    rule(
+        name="heads-have-a-kernel",
+        engines=ON_GPUS,
+        when=lambda d: (
+            known(d.shape).head_dim not in HEAD_SIZES
+            and (d.writes_engine or d.llm_api.others.get("attn_backend", "TRTLLM") == "TRTLLM")
+        ),
+        failed="{d.label} has heads of {d.shape.head_dim}, for which TensorRT-LLM has no attention kernel.",
+        allowed=f"It has kernels for {listed(HEAD_SIZES)}.",
+        todo="Use another model, or engine=openvino.",
+        source="NVIDIA/TensorRT-LLM cpp/tensorrt_llm/kernels/decoderMaskedMultiheadAttention.cu (1.3.0rc3)",
     ),
     rule(
         name="windows-have-no-beams",

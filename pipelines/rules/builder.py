@@ -133,6 +133,7 @@ RULES = (
     ),
     limit_rule(
         name="kv-blocks-are-powers-of-two",
+        engines=Engines(on_device=False),
         when=lambda d: bool(d.build.tokens_per_block & (d.build.tokens_per_block - 1)),
         failed="build.tokens_per_block={d.build.tokens_per_block} is not a power of two.",
         allowed="Allowed: 8, 16, 32, 64, 128.",

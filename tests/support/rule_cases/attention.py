@@ -81,6 +81,11 @@ CASES = {
         r"size=\[4096, 8192\] with KV-cache reuse",
         {"kv_reuse": False},
     ),
+    "heads-have-a-kernel": Case(  # OpenLLaMA 3B
+        {"shape": replace(LLAMA, head_dim=100), "label": "open_llama_3b"},
+        "open_llama_3b has heads of 100, for which TensorRT-LLM has no attention kernel",
+        {"shape": LLAMA},
+    ),
     "windows-have-no-beams": Case(
         {"shape": LLAMA, "build": {"max_beam_width": 4}, "triton": {"max_attention_window_size": (4096,)}},
         r"max_attention_window_size=\[4096\] cannot be combined with max_beam_width=4",

@@ -164,6 +164,7 @@ def test_gemma_is_never_offered_nvfp4() -> None:
         ({"llm_api": ONE_MODEL, "build": {"max_beam_width": 2}}, "max_beam_width=2 cannot be combined with llm_api's"),
         ({"shape": LLAMA, "draft": GEMMA}, "draft has 256000 tokens, the model has 128256"),
         ({"same_vocabulary": False}, "has a different vocabulary"),
+        ({"build": {"tokens_per_block": 48}}, "tokens_per_block=48 is not a power of two"),
         ({"triton": {"kv_cache_host_memory_bytes": 9}}, "host_memory_bytes=9 keeps blocks for reuse, but"),
         ({"build": {"tp_size": 16}, "gpus_per_server": 8}, "need 16 GPUs in one server, which has 8"),
         ({"build": {"tp_size": 4}, "triton": {"num_nodes": 3}}, "num_nodes=3 does not divide the 4 ranks"),
