@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ def _lightly() -> Iterator[None]:
     """Spare nearly half of the import's time.
 
     PyTorch leaves functions as they are that torch.compile decorates: three of them would load Inductor.
-    ModelOpt's 200 YAML files are read by libyaml where PyYAML has it.
+    ModelOpt's 200 YAML files are read by libyaml where PyYAML has it. Transformers comes through its own door first.
     """
     disabled, loader = os.environ.get("TORCHDYNAMO_DISABLE"), yaml.SafeLoader
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     yaml.SafeLoader = getattr(yaml, "CSafeLoader", loader)  # type: ignore[misc]
+    import_module("pipelines.compress.transformers_door")
     yield
     yaml.SafeLoader = loader  # type: ignore[misc]
     del os.environ["TORCHDYNAMO_DISABLE"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
@@ -26,9 +26,13 @@ class Engines:
     writes_engine: bool | None = None
     on_device: bool | None = None
 
-    def __contains__(self, engine: object) -> bool:
+    def __contains__(self, engine: Any) -> bool:
         """Whether an engine belongs to the set."""
-        return all(getattr(self, each.name) in (None, getattr(engine, each.name)) for each in fields(self))
+        return (
+            self.needs_gpu in (None, engine.needs_gpu)
+            and self.writes_engine in (None, engine.writes_engine)
+            and self.on_device in (None, engine.on_device)
+        )
 
 
 CPU = Engines(needs_gpu=False)

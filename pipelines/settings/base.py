@@ -38,6 +38,8 @@ Tokens = Annotated[int, Field(ge=1, le=2**24)]
 Ranks = Annotated[int, Field(ge=1, le=1024)]
 """GPUs, processes or threads that one engine spans."""
 
+HERE = Path()
+
 LARGEST = 10**9
 """Largest number that a setting takes, unless its name ends like one of these."""
 LARGEST_BY_NAME = {"_bytes": 2**44, "seed": 2**32 - 1}
@@ -60,9 +62,8 @@ def _numbers(value: object) -> Iterator[float]:
 
 
 def _in_range(name: str, value: Any) -> Any:
-    most = largest(name)
-    if absurd := [number for number in _numbers(value) if abs(number) > most]:
-        raise ValueError(f"is {absurd[0]:,g}, which is out of range: give at most {most:,}")
+    if absurd := [number for number in _numbers(value) if abs(number) > LARGEST and abs(number) > largest(name)]:
+        raise ValueError(f"is {absurd[0]:,g}, which is out of range: give at most {largest(name):,}")
     return value
 
 
@@ -128,8 +129,10 @@ def _of_its_kind(annotation: Any, value: Any) -> Any:
     """
     if value is None and get_origin(annotation) is dict:
         return {}
-    kinds = _kinds(annotation)
     truths = [each for each in (value if isinstance(value, list | tuple) else [value]) if isinstance(each, bool)]
+    if not truths and type(value) is not int:
+        return value
+    kinds = _kinds(annotation)
     if truths and kinds & {int, float} and bool not in kinds:
         raise ValueError(f"is {str(truths[0]).lower()}, and a number belongs there")
     is_text = bool(kinds & {str, Path}) and not kinds & {int, float}
@@ -255,8 +258,11 @@ class Group(BaseModel):
     def _is_plausible(cls, raw: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         """Refuse values that are wrong for every field; one validator, because each costs start-up time."""
         name = str(info.field_name)
-        value = _at_home(validate(_of_its_kind(cls.model_fields[name].annotation, raw)))
-        if Path() in (texts := [*_texts(value)]) and "" in _texts(tuple(raw) if isinstance(raw, list) else raw):
+        value = validate(_of_its_kind(cls.__pydantic_fields__[name].annotation, raw))
+        if value is None or isinstance(value, int | float | Group):  # most, and nothing below is about them
+            return _in_range(name, value)
+        value = _at_home(value)
+        if HERE in (texts := [*_texts(value)]) and "" in _texts(tuple(raw) if isinstance(raw, list) else raw):
             raise ValueError("has an empty path: give a file or a folder, '.' for this one, or leave the key out")
         for text in texts:
             _check_text(text)

@@ -1,6 +1,8 @@
 """The whole configuration as typed settings, one class per group of conf/. Settings never look at the machine."""
 
+import pickle
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, ClassVar, Literal, Self
 
 import yaml
@@ -99,7 +101,12 @@ class Settings(Group):
     @classmethod
     def defaults(cls) -> dict[str, Any]:
         """Return the defaults of all groups, which the choices of conf/ are merged into."""
-        return {name: field.annotation.defaults() for name, field in cls.model_fields.items()}  # type: ignore[union-attr]
+        return pickle.loads(cls._pickled_defaults())  # type: ignore[no-any-return]
+
+    @classmethod
+    @cache
+    def _pickled_defaults(cls) -> bytes:
+        return pickle.dumps({n: field.annotation.defaults() for n, field in cls.model_fields.items()})  # type: ignore[union-attr]
 
     @model_validator(mode="after")
     def _texts_follow_the_model(self) -> Self:
