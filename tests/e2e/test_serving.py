@@ -244,7 +244,7 @@ def measure_until(cli, line: str, *words):
 
 
 def test_ctrl_c_keeps_what_was_measured(cli):
-    process = measure_until(cli, r"concurrency 1: ", "benchmark.concurrency=[1,2]", "benchmark.duration_s=3")
+    process = measure_until(cli, r"concurrency 1: ", "benchmark.concurrency=[1,2,3,4]")
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     rest = process.communicate(timeout=120)[0]

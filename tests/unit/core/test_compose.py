@@ -112,61 +112,98 @@ def test_model_shapes_equal_the_published_table():
     assert checked == 12
 
 
+MISTAKEN_WORDS = [
+    ("quant=fp9", r"quant=fp9 is not known\. Choose one of .*int4_awq.*Did you mean 'fp8'\?"),
+    ("model=/data/llama", r"model=/data/llama is not known\. .* For a folder of yours: model\.path=/data/llama$"),
+    ("model=org/name", r"=org/name is not known\. .*for a model of the Hub: model=hub model\.hub_id=org/name$"),
+    (
+        "model@speculative.draft=a/b",
+        r": speculative\.draft\.path=a/b; .*: model@speculative\.draft=hub speculative\.draft\.hub_id=a/b$",
+    ),
+    ("calibration=my/t.txt", r"=my/t\.txt is not known\. .*calibration=local calibration\.path=my/t\.txt$"),
+    ("modle=tiny_llama", r"'modle' is not a known setting\. Did you mean 'model'\?"),
+    ("sizing.calibration=x", r"sizing\.calibration is not a known setting\. It is now 'sizing\.fit'"),
+    (
+        "build.dora_plugin=disable",
+        r"'build\.dora_plugin' is not a known setting\. It is now build\.trtllm=\{dora_plugin: disable\}\.",
+    ),
+    (
+        "build.dry_run=true",
+        r"'build\.dry_run' is not a known setting\. It cannot be set: it makes no engine; `make pl",
+    ),
+    (
+        "build.trtllm={dora_plugi: disable}",
+        r"'build\.trtllm\.dora_plugi' is not .* Did you mean 'build\.trtllm\.dora_",
+    ),
+    ("max_batch_size=3", r"Did you mean 'build\.max_batch_size'\?"),
+    (
+        "workload.isl.mean=16",
+        r"'workload\.isl\.mean' cannot be set alone: workload\.isl is no mapping here\. In its place goes a mapping"
+        r" with the keys distribution, mean, .*together: workload\.isl=\{mean: 16, \.\.\.\}",
+    ),
+    ("workload.mix.share=1", r"'workload\.mix\.share' is not a known setting"),
+    ("build.max_batchsize=3", r"'build\.max_batchsize' is not a known setting"),
+    ("hardware.memory_gb=80", r"'hardware\.memory_gb' is not a known setting"),  # of no GPU: hardware=auto
+    ("quant = fp8", r"Did you mean 'quant=fp8'\?$"),
+    ("++quant=fp8", r"'\+\+quant=fp8' begins with '\+', which no group takes\. Write quant=fp8$"),
+    (
+        "store.path=/x",
+        r"'store\.path' is not .* folder of the store is paths\.store\. Keys of store: keep_days, remove",
+    ),
+    ("store.root=/x", r"'store\.root' is not .* folder of the store is paths\.store\."),
+    ("paths.artifacts=/x", r"folder of the store is paths\.store\. Keys of paths: edge, runs, store, "),
+    ("store.keepdays=2", r"Did you mean 'store\.keep_days'\? Keys of store: keep_days"),
+    ("quant.max_batch_size=3", r"Did you mean 'build\.max_batch_size'\? Keys of quant: awq_alpha_step, "),
+    ("engine=onnx", r"engine=onnx is not known\. Choose one of auto, openvino, tensorrt_edge, tensorrt_llm"),
+    ("build.max_batch_size", r"'build\.max_batch_size' is not a valid override.*Write key=value"),
+    ("calibration.seed=7", r"calibration\.seed is no longer a setting\. Nothing is drawn"),
+    ("hardware=h100", r"hardware=h100 is not known.*Did you mean 'h100_"),
+    ("hardware=H100", r"hardware=H100 is not known.*Did you mean 'h100_"),
+    ("quant=FP8", r"quant=FP8 is not known.*Did you mean 'fp8'"),
+    ("hardware=b200", r"hardware=b200 is not known.*Did you mean 'b200_sxm'"),  # gb200 is another machine
+    ("hardware=a100", r"hardware=a100 is not known.*Did you mean 'a100_"),
+    ("sparsity=2_4", r"^sparsity=2_4 is not known"),
+    ("sparsity=2:4", r"^sparsity=2:4 is not known"),
+    ("lora.adapters={1: }", r"'\{1: \}' is no list .* a comma or colon has nothing beside it"),
+    ("benchmark.concurrency=[1, ]", r"'\[1, \]' is no list \('\[8,16\]'\) and no mapping"),
+    ("model.path=~/it's", r"quote in '~/it's' is not closed"),
+    ("model.path=~/a b", r"""Quote the value, .* for this program: 'model\.path="~/a b"'$"""),
+]
+"""Each is told from the others in one composition by Hydra, which takes a tenth of a second."""
+
+
+def test_every_mistaken_word_is_named(subtests):
+    with pytest.raises(UserError) as caught:
+        load([override for override, _ in MISTAKEN_WORDS])
+    said = [str(UserError.of([fault])) for fault in caught.value.faults]
+    assert len(said) == len(MISTAKEN_WORDS)
+    for override, message in MISTAKEN_WORDS:
+        with subtests.test(override):
+            assert [each for each in said if re.search(message, each)]
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("quant=fp9", r"quant=fp9 is not known\. Choose one of .*int4_awq.*Did you mean 'fp8'\?"),
-        ("model=/data/llama", r"model=/data/llama is not known\. .* For a folder of yours: model\.path=/data/llama$"),
-        ("model=org/name", r"=org/name is not known\. .*for a model of the Hub: model=hub model\.hub_id=org/name$"),
-        (
-            "model@speculative.draft=a/b",
-            r": speculative\.draft\.path=a/b; .*: model@speculative\.draft=hub speculative\.draft\.hub_id=a/b$",
-        ),
-        ("calibration=my/t.txt", r"=my/t\.txt is not known\. .*calibration=local calibration\.path=my/t\.txt$"),
-        ("modle=tiny_llama", r"'modle' is not a known setting\. Did you mean 'model'\?"),
-        ("sizing.calibration=x", r"sizing\.calibration is not a known setting\. It is now 'sizing\.fit'"),
-        (
-            "build.dora_plugin=disable",
-            r"'build\.dora_plugin' is not a known setting\. It is now build\.trtllm=\{dora_plugin: disable\}\.",
-        ),
-        (
-            "build.dry_run=true",
-            r"'build\.dry_run' is not a known setting\. It cannot be set: it makes no engine; `make pl",
-        ),
         (
             "build.trtllm.dry_run=true",
             r"build\.trtllm\.dry_run cannot be set to 'true': it makes no engine; `make plan`",
         ),
         (
-            "build.trtllm={dora_plugi: disable}",
-            r"'build\.trtllm\.dora_plugi' is not .* Did you mean 'build\.trtllm\.dora_",
-        ),
-        (
             "build.trtllm={dora_plugin: on}",
             r"build\.trtllm\.dora_plugin='on' is not known\. Choose one of enable, disable",
         ),
-        ("max_batch_size=3", r"Did you mean 'build\.max_batch_size'\?"),
-        (
-            "workload.isl.mean=16",
-            r"'workload\.isl\.mean' cannot be set alone: workload\.isl is no mapping here\. In its place goes a mapping"
-            r" with the keys distribution, mean, .*together: workload\.isl=\{mean: 16, \.\.\.\}",
-        ),
-        ("workload.mix.share=1", r"'workload\.mix\.share' is not a known setting"),
-        ("build.max_batchsize=3", r"'build\.max_batchsize' is not a known setting"),
         (
             "build.trtllm.lora_target_modules=attn_q",
             r"'attn_q' is not a list\. Write build\.trtllm\.lora_target_modules=\[attn_q\]",
         ),
         ("build.tp_size=two", r"build\.tp_size='two' is not valid: input should be a valid integer"),
         ("build.tp_size=0", r"build\.tp_size='0' is not valid: input should be greater than or equal to 1"),
-        ("hardware.memory_gb=80", r"'hardware\.memory_gb' is not a known setting"),  # of no GPU: hardware=auto
         ("quant.qformat=fp7", r"quant\.qformat='fp7' is not known\. Choose one of none, fp8.*Did you mean 'fp8'\?"),
         ("eval.num_fewshot=99", r"eval\.num_fewshot='99' is not valid: input should be less than or equal to 64"),
         ("workload.mix=[{isl:1,os:1}]", r"workload\.mix\.0\.os is not a known key\. Did you mean 'osl'\?"),
         ("nightly.cells=[1]", r"nightly\.cells\.0='1' is not valid: nightly\.cells\.0 is a group of settings"),
         ("quant=[fp8]", r"'quant=\[fp8\]' is a list, and one choice is taken\. Write quant=fp8$"),
-        ("quant = fp8", r"Did you mean 'quant=fp8'\?$"),
-        ("++quant=fp8", r"'\+\+quant=fp8' begins with '\+', which no group takes\. Write quant=fp8$"),
         ("~build.max_batch_size", r"'~build\.max_batch_size' removes a setting, and each needs a value\."),
         (
             "model@speculative.draft=tiny_gemma_draft",
@@ -187,48 +224,26 @@ def test_model_shapes_equal_the_published_table():
         ("quant.dtype=true", r"quant\.dtype='true' is not known\."),
         ("+build.extra=1", r"build\.extra is not a known key\. Nearest keys of build: (\w+, ){2}\w+;"),
         (
-            "store.path=/x",
-            r"'store\.path' is not .* folder of the store is paths\.store\. Keys of store: keep_days, remove",
-        ),
-        ("store.root=/x", r"'store\.root' is not .* folder of the store is paths\.store\."),
-        (
             "+store.dir=/x",
             r"store\.dir is not .* folder of the store is paths\.store\. Keys of store: keep",
         ),
-        ("paths.artifacts=/x", r"folder of the store is paths\.store\. Keys of paths: edge, runs, store, "),
         (
             "store=/tmp/x",
             r"store is a group .* folder of the store is paths\.store\. Keys of store: keep",
         ),
-        ("store.keepdays=2", r"Did you mean 'store\.keep_days'\? Keys of store: keep_days"),
         ("doctor=x", r"doctor is a group of settings\. Keys of doctor: format, timeout_s"),
-        ("quant.max_batch_size=3", r"Did you mean 'build\.max_batch_size'\? Keys of quant: awq_alpha_step, "),
         ("calibration=local", r"calibration source 'local' needs calibration\.path"),
         ("model=hub", r"model has no source: hub_id \(org/name\) must be given, or path"),
-        ("engine=onnx", r"engine=onnx is not known\. Choose one of auto, openvino, tensorrt_edge, tensorrt_llm"),
-        ("build.max_batch_size", r"'build\.max_batch_size' is not a valid override.*Write key=value"),
         ("calibration.path=/x", r"path='/x' conflicts with source 'auto': add calibration=local"),
         ("calibration.split=test", r"split='test' conflicts with source 'auto': add calibration=hub"),
         ("calibration.revision=v2", r"revision='v2' conflicts with source 'auto': add calibration=hub"),
         ("calibration.column=body", r"column='body' conflicts .* add calibration=local or calibration=hub"),
-        ("calibration.seed=7", r"calibration\.seed is no longer a setting\. Nothing is drawn"),
         ("fidelity.column=body", r"column='body' has no effect without a file: add fidelity\.path"),
-        ("hardware=h100", r"hardware=h100 is not known.*Did you mean 'h100_"),
-        ("hardware=H100", r"hardware=H100 is not known.*Did you mean 'h100_"),
-        ("quant=FP8", r"quant=FP8 is not known.*Did you mean 'fp8'"),
-        ("hardware=b200", r"hardware=b200 is not known.*Did you mean 'b200_sxm'"),  # gb200 is another machine
-        ("hardware=a100", r"hardware=a100 is not known.*Did you mean 'a100_"),
-        ("sparsity=2_4", r"^sparsity=2_4 is not known"),
-        ("sparsity=2:4", r"^sparsity=2:4 is not known"),
         ("benchmark.concurrency=8 16", r"'8 16' is not a list\. Write benchmark\.concurrency=\[8,16\]"),
         ("benchmark.concurrency={a: 1}", r"'\{'a': 1\}' is not a list\. Write benchmark\.concurrency=\[a\]"),
-        ("lora.adapters={1: }", r"'\{1: \}' is no list .* a comma or colon has nothing beside it"),
-        ("benchmark.concurrency=[1, ]", r"'\[1, \]' is no list \('\[8,16\]'\) and no mapping"),
         ("model.path=", r"model\.path has an empty path: give a file or a folder"),
         ("lora.adapters={a: /x}", r"^lora\.adapters has the key 'a', which is not valid: .* a valid integer"),
         ("lora.adapters={1: ''}", r"lora\.adapters has an empty path"),
-        ("model.path=~/it's", r"quote in '~/it's' is not closed"),
-        ("model.path=~/a b", r"""Quote the value, .* for this program: 'model\.path="~/a b"'$"""),
     ],
 )
 def test_a_mistake_is_named(override, message):
