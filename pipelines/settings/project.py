@@ -75,7 +75,7 @@ def _choices_of(file: Path, content: Mapping[str, Any], own: str = "") -> list[t
 
     A choice that does not exist, or that Hydra would look for elsewhere, is refused.
     """
-    chosen = []
+    chosen = list[tuple[str, str]]()
     entries = content.get("defaults") or []
     for entry in entries if isinstance(entries, list) else [entries]:
         if not (isinstance(entry, dict) or own or entry == "_self_") or entries is entry:
