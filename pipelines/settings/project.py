@@ -1,9 +1,7 @@
 """The files of a project: pipelines.yaml, and presets in the folders beside it."""
 
-import pickle
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -128,14 +126,8 @@ def load_yaml(text: str) -> Any:
     Raises:
         NotPlainError: it is not valid.
     """
-    return pickle.loads(_parsed(text))
-
-
-@cache
-def _parsed(text: str) -> bytes:
-    """Return the content pickled: what is parsed once is copied in a twentieth of the time."""
     try:
-        return pickle.dumps(yaml.load(text, _Loader))
+        return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, TypeError):
         raise NotPlainError from None
 

@@ -53,7 +53,7 @@ class BodyLimit:
     def __init__(self, app: App, *, limits: Limits, metrics: ServiceMetrics) -> None:
         self._app, self._metrics = app, metrics
         self._most = limits.body_bytes
-        self._bearer = None if limits.api_key is None else f"Bearer {limits.api_key}".encode()
+        self._key = None if limits.api_key is None else limits.api_key.encode()
         self._answer_timeout_s = limits.request_timeout_s + LINGER_S
         self._held = 0
 
@@ -99,8 +99,9 @@ class BodyLimit:
 
     def _check_head(self, scope: Message) -> None:
         headers = dict(scope["headers"])
-        guarded = self._bearer is not None and not KEYLESS.fullmatch(scope["path"])
-        if guarded and not hmac.compare_digest(headers.get(b"authorization", b""), self._bearer or b""):
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        right = scheme.lower() == b"bearer" and hmac.compare_digest(key.lstrip(b" "), self._key or b"")
+        if self._key is not None and not right and not KEYLESS.fullmatch(scope["path"]):
             sent = "another" if b"authorization" in headers else "none"
             message = f"This server asks for an API key (Authorization: Bearer ...), and got {sent}."
             raise ApiError(401, message, kind="authentication_error", code="invalid_api_key")

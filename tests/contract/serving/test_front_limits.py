@@ -388,6 +388,7 @@ def test_a_service_with_a_key_answers_only_those_who_send_it(echo_server, monkey
             ({"Authorization": "Bearer k-2"}, 401),
             ({"Authorization": "k-1"}, 401),
             ({"Authorization": "Bearer k-1"}, 200),
+            ({"Authorization": "bearer k-1"}, 200),  # RFC 9110, 11.1: a scheme in any case
         ):
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             connection.request("POST", COMPLETIONS, json.dumps(body), {**JSON, **headers})
