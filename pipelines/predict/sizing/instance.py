@@ -27,7 +27,9 @@ WARM_UP = 0.1
 GROWS = 1.5
 """A queue counts as growing without end when the last quarter waits this many times as long as the 2nd"""
 GROWS_S = 0.05
-"""and this many seconds longer."""
+"""and this many seconds longer,"""
+GROWS_PROMPTS = 0.3
+"""or this share of a prompt's time: few long prompts that meet by chance are no growing queue."""
 PRECISION = 0.005
 """Relative precision to which rates are found."""
 ALONE = 0.02
@@ -72,7 +74,7 @@ class LoadOutcome:
     @property
     def steady(self) -> bool:
         """Whether the queue does not keep growing."""
-        return self.growth < GROWS_S
+        return self.growth < max(GROWS_S, GROWS_PROMPTS * (float(self.ttft.mean()) - self.queue))
 
     def slower(self, factor: float, overhead_s: float) -> Self:
         """Return the figures for iterations `factor` times as long, at a rate lower by that factor.

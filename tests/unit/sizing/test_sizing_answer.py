@@ -46,6 +46,14 @@ def test_without_limits_an_instance_serves_what_the_engine_can():
     assert found.rate == pytest.approx(found.most, rel=0.1)
 
 
+def test_few_long_prompts_that_meet_by_chance_are_no_growing_queue():
+    """With these arrivals, a twentieth of what the engine can serve was all that counted as steady."""
+    gaps = np.random.default_rng(1).exponential(size=300)
+    long = {"isl": np.full(300, 100_000), "osl": np.full(300, 500)}
+    found = rate(question(slo=Slo(), gaps=gaps / gaps.mean(), **long))
+    assert found.rate > 0.7 * found.most
+
+
 @pytest.mark.parametrize("metric", ["ttft_ms", "itl_ms", "e2e_ms"])
 def test_a_tighter_limit_serves_no_more(metric):
     rates = [rate(question(slo=Slo("given", **{metric: limit}))).rate for limit in (2000, 800, 750)]
