@@ -79,7 +79,10 @@ class Recipe:
 
 NONE, KV = QFormat.NONE, (KvFormat.FP8, KvFormat.INT8)
 AT_BUILD = (NONE, QFormat.INT8_WO, QFormat.INT4_WO)
-CALIBRATED = (QFormat.FP8, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.W4A8_AWQ)
+CALIBRATED = (
+    *(QFormat.FP8, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.W4A8_AWQ),
+    *(QFormat.INT4_GPTQ, QFormat.INT4_RTN),
+)
 CLEAN = (
     *(
         Recipe(model, form, tp=tp, pp=pp)
@@ -92,7 +95,7 @@ CLEAN = (
     *(Recipe(model, form, kv) for form in (NONE, QFormat.FP8, QFormat.INT8_WO) for model in MODELS for kv in KV),
     *(Recipe(model, QFormat.FP8, tp=2) for model in MODELS),
 )
-"""Forty-one deployments without a fault: formats x models x KV caches x ranks."""
+"""Forty-five deployments without a fault: formats x models x KV caches x ranks."""
 
 
 @dataclass
