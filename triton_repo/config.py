@@ -35,7 +35,7 @@ class TritonSettings(ChoosingGroup):
         add_special_tokens: add the tokenizer's special tokens to a prompt.
         skip_special_tokens: leave special tokens out of the text.
         accumulate_tokens: tensorrt_llm_bls: every streamed response holds all text so far.
-        batching_strategy: in-flight batching, or static batching (V1, v1), which is simulated and which no engine has.
+        batching_strategy: in-flight batching, by either name. No engine has static batching; `make simulate` does.
         batch_scheduler_policy: guaranteed_no_evict starts a request when all its KV blocks are free;
             max_utilization packs more and may pause one.
         max_beam_width: None is the engine's.
@@ -102,7 +102,7 @@ class TritonSettings(ChoosingGroup):
     skip_special_tokens: bool = True
     accumulate_tokens: bool = False
 
-    batching_strategy: Literal["inflight_fused_batching", "inflight_batching", "V1", "v1"] = "inflight_fused_batching"
+    batching_strategy: Literal["inflight_fused_batching", "inflight_batching"] = "inflight_fused_batching"
     batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
     max_beam_width: Positive | None = None
     exclude_input_in_output: bool = False

@@ -235,10 +235,7 @@ ONLY_WITH = {
 }
 """Setting -> another one without which TensorRT-LLM's backend does not look at it."""
 
-CPU_WORDS = {
-    "decoding_mode": ("top_k", "top_p", "top_k_top_p", "beam_search"),
-    "batching_strategy": ("inflight_fused_batching", "inflight_batching"),
-}
+CPU_WORDS = {"decoding_mode": ("top_k", "top_p", "top_k_top_p", "beam_search")}
 
 
 def text(value: Any) -> str:

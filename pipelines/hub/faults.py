@@ -305,10 +305,17 @@ def _missing(source: HubSource, token: str | None) -> UserError:
 
 
 def _disk(error: OSError) -> UserError | None:
-    """Return the error in the user's words if it is one of the cache's disk; whoever writes elsewhere explains that."""
+    """Return the error in the user's words if it is of the client's folders; whoever writes elsewhere explains that."""
     cache = Path(constants.HF_HUB_CACHE)
     place = Path(error.filename2 or error.filename or cache)  # of a copy the file that is written
-    if cache not in (place, *place.parents) and place not in cache.parents:
+    token = Path(constants.HF_TOKEN_PATH)
+    if place == token:
+        return UserError(
+            f"The access token in {token} cannot be read ({os.strerror(error.errno or 0)}).",
+            todo="Set HF_TOKEN, or HF_TOKEN_PATH to a file that you may read.",
+        )
+    own = (cache, Path(constants.HF_HOME))
+    if not {*own} & {place, *place.parents} and place not in cache.parents:
         return None
     if error.errno in FULL:
         return UserError(

@@ -5,12 +5,12 @@ content is kept as blobs/<sha256>.incomplete and gets its name in the cache only
 """
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event, Semaphore, Thread
+from threading import Event, Thread
 from typing import Any, TypeVar
 
 from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
@@ -55,7 +55,6 @@ class _Job:
     advance: Advance
     progress: Progress
     stop: Event = field(default_factory=Event)
-    turns: Semaphore = field(default_factory=lambda: Semaphore(WORKERS))
 
     def patiently(self, ask: Callable[[], T]) -> T:
         """Repeat a request while its answer is transient, until the job stops."""
@@ -81,26 +80,22 @@ def fetch(listing: HubListing, files: Sequence[HubFile], progress: Progress) -> 
             disable_progress_bars()
             stack.callback(enable_progress_bars)
         job = _Job(listing, one_at_a_time(show), progress)
-        running = {_start(job, file): file for file in files}
+        running = {Future[Path](): file for file in files}
+        waiting = iter(list(running.items()))
         try:
+            for _ in range(WORKERS):  # that end with the process: Ctrl-C cannot end the client's own waits
+                Thread(target=_work, args=(job, waiting), daemon=True).start()
             return {running[done].name: done.result() for done in as_completed(running)}
         finally:
             job.stop.set()  # after an error, gigabytes may still be on their way in other threads
 
 
-def _start(job: _Job, file: HubFile) -> Future[Path]:
-    """Fetch a file in a thread that ends with the process: Ctrl-C cannot end the client's own waits."""
-    future: Future[Path] = Future()
-
-    def work() -> None:
-        with job.turns:
-            try:
-                future.set_result(_fetch_one(job, file))
-            except BaseException as error:  # noqa: BLE001  # raised where the result is awaited
-                future.set_exception(error)
-
-    Thread(target=work, daemon=True).start()
-    return future
+def _work(job: _Job, waiting: Iterator[tuple[Future[Path], HubFile]]) -> None:
+    for future, file in waiting:
+        try:
+            future.set_result(_fetch_one(job, file))
+        except BaseException as error:  # noqa: BLE001  # raised where the result is awaited
+            future.set_exception(error)
 
 
 def missing_bytes(listing: HubListing, files: Sequence[HubFile]) -> int:

@@ -216,7 +216,7 @@ RULES = (
         when=_beams_past_a_window,
         failed="triton.max_attention_window_size=[{windows}] cannot be combined with max_beam_width={width}:"
         " TensorRT-LLM stops at a sequence of several beams that grows longer than the window.",
-        todo="Set build.max_beam_width=1 and triton.max_beam_width=null, or remove the window.",
+        todo="Set build.max_beam_width=1 and triton.max_beam_width=null, or a build.max_seq_len within the window.",
         source="docs/source/features/long-sequence.md; cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp (1.3.0rc3):"
         " detachFrontBlock",
     ),

@@ -82,10 +82,19 @@ def _multiple(d: DeploymentFacts) -> int:
     return max(128 if spec.activation == "fp8" else 64, spec.weights.group_size(d.group_size))
 
 
+def _scatters(d: DeploymentFacts) -> Cases:
+    """Return what comes of pp_reduce_scatter where it has no effect."""
+    if d.build["pp_reduce_scatter"] != "enable":
+        return ()
+    if known(d.shape).architecture != Architecture.MIXTRAL:
+        return ({"why": f"stops with an assertion for {known(d.shape).architecture}"},)
+    return ({"why": "ignores it with pp_size=1"},) if d.build.pp_size == 1 else ()
+
+
 def _not_streamed(d: DeploymentFacts) -> Cases:
     """Return the weights that are inside of plugins, though they are to be streamed."""
     experts = d.shape is not None and bool(d.shape.family.experts) and d.build["moe_plugin"] != "disable"
-    inside = {"INT8 and INT4 weights": FORMATS[d.qformat].weights.integer, "experts (moe_plugin)": experts}
+    inside = {"INT8 or INT4 weights": FORMATS[d.qformat].weights.integer, "experts (moe_plugin)": experts}
     return [{"what": what} for what, given in inside.items() if given and d.build.weight_streaming]
 
 
@@ -109,7 +118,7 @@ def _unpadded_ranks(d: DeploymentFacts) -> str:
 
 plugin_rule = partial(Rule, topic="Plugins and fusions", engines=GPU)
 plugin_warning = partial(plugin_rule, warns=True)
-integers_rule = partial(Rule, topic="INT8 and INT4 weights", engines=GPU)
+integers_rule = partial(Rule, topic="INT8 or INT4 weights", engines=GPU)
 weights_rule = partial(Rule, topic="Sparse and streamed weights", engines=GPU)
 weights_warning = partial(weights_rule, warns=True)
 limit_rule = partial(Rule, topic="Limits", engines=BUILT)
@@ -340,18 +349,14 @@ RULES = (
     ),
     plugin_rule(
         name="pp-reduce-scatter-is-for-mixtral",
-        when=lambda d: (
-            d.build["pp_reduce_scatter"] == "enable"
-            and (known(d.shape).architecture != Architecture.MIXTRAL or d.build.pp_size == 1)
-        ),
-        failed="build.trtllm.pp_reduce_scatter=enable is for Mixtral with pp_size of 2 or more: trtllm-build stops with"
-        " an assertion for {d.shape.architecture}, or ignores it for pp_size={d.build.pp_size}.",
+        when=_scatters,
+        failed="build.trtllm.pp_reduce_scatter=enable is for Mixtral with pp_size of 2 or more: trtllm-build {why}.",
         todo="Set build.trtllm.pp_reduce_scatter=disable.",
         source=COMMAND,
     ),
     weights_rule(
         name="streaming-is-for-weights-without-plugin",
-        when=lambda d: d.build.weight_streaming and d.build.gemm_plugin != "disable",
+        when=lambda d: d.build.weight_streaming and d.build.gemm_plugin != "disable" and not _not_streamed(d),
         failed="build.weight_streaming=true needs gemm_plugin=disable, given '{d.build.gemm_plugin}': weights inside a"
         " plugin cannot stay on the host.",
         todo="Set build.gemm_plugin=disable, or use weights=streaming, which sets it.",
@@ -360,7 +365,7 @@ RULES = (
     weights_rule(
         name="plugins-keep-their-weights",
         when=_not_streamed,
-        failed="build.weight_streaming=true streams no {what}: plugins multiply them, and their weights stay"
+        failed="build.weight_streaming=true does not stream {what}: plugins multiply them, and their weights stay"
         " on the GPU.",
         todo="Use weights=resident{quants:, or choose }.",
         source=STREAMING,

@@ -156,14 +156,6 @@ SERVING_RULES = (
         todo="Raise triton.bls_instance_count to the requests you expect at a time, or send them to ensemble.",
         source=MODEL_CONFIG,
     ),
-    gpu_rule(
-        name="static-batching-is-gone",
-        when=lambda d: d.triton.batching_strategy in ("V1", "v1"),
-        failed="triton.batching_strategy={d.triton.batching_strategy} stops the server: TensorRT-LLM 1.2 has no static"
-        " batching any more.",
-        todo="Set triton.batching_strategy=inflight_fused_batching.",
-        source="NVIDIA/TensorRT-LLM cpp/tensorrt_llm/executor/executorImpl.cpp (1.3.0rc3): createModel",
-    ),
     ranks_rule(
         name="ranks-divide-into-nodes",
         when=lambda d: d.world_size % d.triton.num_nodes != 0,
@@ -176,8 +168,8 @@ SERVING_RULES = (
         name="ranks-are-named-for-one-model",
         topic="Several GPUs",
         when=_unnamed_ranks,
-        failed="triton.participant_ids={d.triton.participant_ids} cannot be combined with {other}.",
-        todo="Leave it out: leader mode, or orchestrator mode that spawns.",
+        failed="triton.participant_ids cannot be combined with {other}.",
+        todo="Set triton.participant_ids=null.",
         source=MODEL_CONFIG,
     ),
     ranks_rule(

@@ -84,8 +84,10 @@ def _torn_tree(d: DeploymentFacts) -> Cases:
 
 def _speculates(d: DeploymentFacts) -> Cases:
     """Return how the deployment speculates, if it does."""
-    if d.speculation != "none" or d.build.speculative_decoding_mode is not None:
+    if d.speculation != "none":
         return ({"how": f"speculative={d.speculation}"},)
+    if d.build.speculative_decoding_mode is not None:
+        return ({"how": f"build.speculative_decoding_mode={d.build.speculative_decoding_mode}"},)
     config = {} if d.writes_engine else d.llm_api.others.get("speculative_config") or {}
     kind = config.get("decoding_type")
     return ({"how": f"llm_api's speculative_config of {kind}"},) if kind else ()
@@ -102,7 +104,8 @@ def _rewound_windows(d: DeploymentFacts) -> Cases:
     """Return the windows of layers that differ, where the runtime takes rejected tokens out of the KV cache again."""
     windows = {min(window, d.longest or window) for window in d.triton.max_attention_window_size or ()}
     rewinds = d.build.speculative_decoding_mode in DECODING
-    return ({"windows": listed(d.triton.max_attention_window_size or ())},) if rewinds and len(windows) > 1 else ()
+    given = {"windows": listed(d.triton.max_attention_window_size or ())}
+    return tuple({**case, **given} for case in _speculates(d)) if rewinds and len(windows) > 1 else ()
 
 
 gpu_rule = partial(Rule, topic=TOPIC, engines=GPU)
@@ -151,9 +154,9 @@ RULES = (
     gpu_rule(
         name="rewound-layers-share-a-window",
         when=_rewound_windows,
-        failed="triton.max_attention_window_size=[{windows}] cannot be combined with speculative={d.speculation}:"
+        failed="triton.max_attention_window_size=[{windows}] cannot be combined with {how}:"
         " the server stops, because TensorRT-LLM takes back rejected tokens only where all layers share one window.",
-        todo="Set one window, or speculative=none.",
+        todo="Set one window, or speculative=none and build.speculative_decoding_mode=null.",
         source=RUNTIME,
     ),
     Rule(

@@ -64,9 +64,16 @@ def gpu_groups(qformat: QFormat) -> tuple[int, ...]:
 
 def _rank_inputs(d: DeploymentFacts) -> Iterator[tuple[str, int]]:
     """Yield (linear, inputs of one rank); a split that does not divide evenly is reported by its own rule."""
-    ranks = 1 if whole_attention(d) else d.build.tp_size
-    for name, (_, width) in known(d.shape).linear_shapes.items():
-        yield name, width // ranks if name in INPUT_SPLIT and width % ranks == 0 else width
+    model, whole = known(d.shape), whole_attention(d)
+    of_expert = max(d.build.tp_size // d.build.moe_ep_size, 1)
+    split = {
+        "attention.dense": 1 if whole else d.build.tp_size,
+        "mlp.proj": 1 if whole and model.num_experts == 1 else of_expert,
+    }
+    for name, (_, combined) in model.linear_shapes.items():
+        width = model.intermediate_size if name == "mlp.proj" else combined
+        ranks = split.get(name, 1)
+        yield name, width // ranks if width % ranks == 0 else width
 
 
 def _per_rank(name: str, d: DeploymentFacts) -> str:

@@ -309,7 +309,7 @@ def test_what_decides_when_asking_stops_asks_again(start, key, value, expected):
 OTHER_TRITON = {
     "triton_max_batch_size": 4,
     "max_beam_width": 2,
-    "batching_strategy": "V1",
+    "batching_strategy": "inflight_batching",
     "batch_scheduler_policy": "max_utilization",
     "gpu_device_ids": [[0, 1]],
     "draft_gpu_device_ids": [[2, 3]],

@@ -212,11 +212,10 @@ class EngineTerms:
         """Read them from the groups build, triton, runtime, kv_cache and workload."""
         chunked, images = settings.runtime.enable_chunked_context, settings.multimodal
         encoder = VisionShape.read(images.path) if images.model_type != "none" and images.path else None
-        batched: Policy = "inflight_chunked" if chunked else "inflight"
         return cls(
             sizes=replace(engine_sizes(settings, shape), encoder=encoder),
             wanted=WantedLimits.of(settings.build, chunked=chunked),
-            policy="static" if settings.triton.batching_strategy.lower() == "v1" else batched,
+            policy="inflight_chunked" if chunked else "inflight",
             admission=admission_of(settings.triton.batch_scheduler_policy),
             prefix_tokens=cached_prefix(settings),
         )

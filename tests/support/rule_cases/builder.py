@@ -133,12 +133,12 @@ CASES = {
     ),
     "pp-reduce-scatter-is-for-mixtral": Case(
         {"shape": MIXTRAL, "build": {"pp_reduce_scatter": "enable"}},
-        "pp_reduce_scatter=enable is for Mixtral .* ignores it for pp_size=1",
+        "pp_reduce_scatter=enable is for Mixtral .* trtllm-build ignores it with pp_size=1",
         {"build": {"pp_size": 2}},
     ),
     "plugins-keep-their-weights": Case(
         {"qformat": AWQ, "build": {"weight_streaming": True, "gemm_plugin": "disable"}},
-        "weight_streaming=true streams no INT8 and INT4 weights",
+        "weight_streaming=true does not stream INT8 or INT4 weights",
         {"qformat": FP8},
     ),
     "streaming-is-for-weights-without-plugin": Case(

@@ -23,11 +23,6 @@ CASES = {
         "bls_instance_count=7 are answered at a time, and the engine takes 8",
         {"triton": {"bls_instance_count": 8}},
     ),
-    "static-batching-is-gone": Case(
-        {"triton": {"batching_strategy": "V1"}},
-        "batching_strategy=V1 stops the server",
-        {"triton": {"batching_strategy": "inflight_batching"}},
-    ),
     "ranks-divide-into-nodes": Case(
         {"build": {"tp_size": 4}, "triton": {"num_nodes": 3}},
         "num_nodes=3 does not divide the 4 ranks",
@@ -35,7 +30,7 @@ CASES = {
     ),
     "ranks-are-named-for-one-model": Case(
         {"speculation": "draft_target", "triton": {"participant_ids": ((1,),)}},
-        "participant_ids=.* cannot be combined with a draft model",
+        "participant_ids cannot be combined with a draft model",
         {"speculation": "none"},
     ),
     "ranks-fit-a-server": Case(

@@ -8,7 +8,7 @@ import time
 import types
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Thread, get_ident
 
 import pytest
 from huggingface_hub import constants
@@ -16,6 +16,8 @@ from huggingface_hub import constants
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 from pipelines.hub import HubSource, download_model, faults, fetch
+from pipelines.hub.download import look_up
+from pipelines.hub.faults import HubFile
 from tests.support.hub_client import TOKEN, Client
 from tests.support.hub_repos import write_model
 from tests.support.hub_server import HubServer, Repo
@@ -323,6 +325,36 @@ def test_a_cache_that_may_not_be_written(
     client.cache.write_text("not a folder")
 
     refusal(client, f"{client.cache}.* cannot be written .Not a directory.*HF_HOME")
+
+
+def test_a_token_that_cannot_be_read(
+    hub: HubServer, repo: Path, client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Here a file stands where the token's folder should be."""
+    hub.add("tiny/llama", repo)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "file" / "token"))
+
+    refusal(client, f"The access token in {tmp_path}/file/token cannot be read .Not a directory.*HF_TOKEN_PATH")
+
+
+def test_many_files_take_few_threads(
+    hub: HubServer, repo: Path, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A data set may have thousands."""
+    hub.add("tiny/llama", repo)
+    listing, threads = look_up(HubSource("tiny/llama")), set[int]()
+
+    def fetched(job: object, file: HubFile) -> Path:
+        threads.add(get_ident())
+        time.sleep(0.002)
+        return repo / file.name
+
+    monkeypatch.setattr(fetch, "_fetch_one", fetched)
+    files = [HubFile(f"part{number}", 2, "", large=False) for number in range(40)]
+    assert len(fetch.fetch(listing, files, SilentProgress())) == 40
+    assert len(threads) == fetch.WORKERS
 
 
 def test_a_dropped_connection_is_taken_up_again(

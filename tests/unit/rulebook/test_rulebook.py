@@ -339,3 +339,17 @@ def test_llm_api_cuts_longer_sequences() -> None:
     given = {"engine": "llmapi", "shape": LLAMA, "build": {"max_seq_len": 131073}}
     assert [each.rule.name for each in check(deployment(**given))] == ["longer-than-the-model"]
     assert check(deployment(**given, rotary=Rotary("linear", 1.0))) == []
+
+
+@pytest.mark.parametrize(("experts", "extra", "found"), [(8, {}, 0), (1, {}, 1), (1, {"enable_attention_dp": True}, 1)])
+def test_groups_divide_the_inputs_of_experts_as_ranks_share_them(
+    experts: int, extra: dict[str, Any], found: int
+) -> None:
+    """Whole experts on each rank, or slices of all; attention_dp copies attention alone."""
+    narrow = replace(MIXTRAL, intermediate_size=768)
+    options = LlmApiOptions("1.3.0rc24", extra=extra)
+    build = {"tp_size": 8, "moe_ep_size": experts}
+    facts = deployment(engine="llmapi", shape=narrow, qformat=QFormat.INT4_AWQ, build=build, llm_api=options)
+    named = [str(each.fault) for each in BY_NAME["groups-divide-inputs"].findings(facts)]
+    assert len(named) == found
+    assert all("96 inputs of mlp.proj per rank" in each for each in named)

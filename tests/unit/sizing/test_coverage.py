@@ -61,7 +61,6 @@ MODELLED = {
     "kv_cache.enable_block_reuse": "workload.shared_prefix_share=0.5",
     "workload.shared_prefix_share": "workload.shared_prefix_share=0.5",
     "runtime.enable_chunked_context": "runtime=chunked",
-    "triton.batching_strategy": "triton.batching_strategy=V1",
     "triton.batch_scheduler_policy": "triton.batch_scheduler_policy=max_utilization",
     "build.max_batch_size": "build.max_batch_size=8",
     "build.max_num_tokens": "build.max_num_tokens=32768",

@@ -49,9 +49,9 @@ def test_values_are_written_as_the_backend_parses_them(value, text):
 
 
 def test_what_the_cpu_engine_lacks_is_refused_at_once():
-    chosen = TritonSettings(medusa_choices="{0}", decoding_mode="eagle", batching_strategy="V1")
+    chosen = TritonSettings(medusa_choices="{0}", decoding_mode="eagle")
     found = "\n".join(str(fault) for fault in parameters.cpu_faults(chosen))
-    for name in ("medusa_choices='{0}'", "decoding_mode='eagle'", "batching_strategy='V1'"):
+    for name in ("medusa_choices='{0}'", "decoding_mode='eagle'"):
         assert f"triton.{name} is not supported by engine=openvino" in found
 
 
