@@ -355,7 +355,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "eval.answers": ("null",),
     "engine.openvino.dynamic_quantization": ("auto", "off"),
     "engine.openvino.experts": ("auto", "separate"),  # grouped needs a mixture
-    **({} if native_bf16() else {"engine.openvino.kv_cache_precision": ("auto", "f32", "f16", "u8", "u4")}),
+    "engine.openvino.kv_cache_precision": ("auto", "bf16" if native_bf16() else "f32", "f16", "u8", "u4"),
     "quant.fp4_inputs": ("max",),
     "quant.int4_scales": ("max",),
     "sizing.autoscaling.down_at": ("0.1", "0.6"),
