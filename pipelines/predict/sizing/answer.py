@@ -299,8 +299,6 @@ def _what_limits(question: Question, metric: str) -> str:
     }.get(metric, "The engine sets the lower bound")
     more = [str(tp) for tp in usual_tp(1, question.model, question.gpu) if tp > max(question.tp)]
     wider = f"more GPUs per instance (sizing.tp=[{','.join(more)}]), " if more else ""
-    if question.terms.policy == "static" and metric != "itl":
-        what, wider = "With static batching a request waits for the running batch", f"in-flight batching, {wider}"
     return f"{what}: allow {wider}another format or GPU, or a higher limit."
 
 

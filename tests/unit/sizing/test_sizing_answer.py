@@ -191,9 +191,6 @@ def test_a_limit_that_nothing_meets_says_the_best_there_is_and_what_limits_it():
         answer(asked, made_up)
     with pytest.raises(UserError, match=r"lower bound: allow another format or GPU"):
         answer(replace(asked, tp=(8,)), made_up)
-    waits = r"With static batching a request waits for the running batch: allow in-flight batching, more GPUs"
-    with pytest.raises(UserError, match=waits):
-        answer(replace(asked, terms=replace(asked.terms, policy="static")), made_up)
 
 
 def test_the_closest_configuration_misses_its_limit_by_the_least():
