@@ -198,10 +198,11 @@ def test_defaults_are_those_of_the_reference():
 
 
 def test_choices_are_those_of_the_reference():
+    gone = {"V1", "v1"}  # static batching, with which the server of TensorRT-LLM 1.2 stops (executorImpl.cpp)
     for name, entry in PARAMETERS["tensorrt_llm"].items():
         if name in TritonSettings.model_fields and entry.get("choices"):
             extra = {"lookahead_window_size": 1, "lookahead_ngram_size": 1, "lookahead_verification_set_size": 1}
-            for choice in entry["choices"]:
+            for choice in set(entry["choices"]) - gone:
                 assert getattr(TritonSettings(**extra, **{name: choice}), name) == choice
 
 

@@ -85,7 +85,7 @@ def test_a_closed_terminal_ends_what_make_runs_where_make_alone_is_told(tmp_path
         fcntl.ioctl(inside, termios.TIOCSCTTY, 0)
 
     process = subprocess.Popen(
-        ["bash", "-mc", line.format(f"make PYTHON={sys.executable}")],
+        ["bash", "-mc", line.format(f"make --no-print-directory PYTHON={sys.executable}")],
         cwd=tmp_path,
         env=os.environ | {"FOLLOWER": FOLLOWER, "PYTHONPATH": str(Path.cwd())},
         stdin=inside,
