@@ -79,15 +79,16 @@ print("done", flush=True)
 def test_a_closed_terminal_ends_what_make_runs_where_make_alone_is_told(tmp_path, sighup, line, said):
     (tmp_path / "Makefile").write_text('all:\n\t@MAKE_PID=$$PPID $(PYTHON) -c "$$FOLLOWER" && true\n')
     terminal, inside = pty.openpty()
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # not of `make test`
 
     def lead() -> None:
         signal.signal(signal.SIGHUP, sighup)
         fcntl.ioctl(inside, termios.TIOCSCTTY, 0)
 
     process = subprocess.Popen(
-        ["bash", "-mc", line.format(f"make --no-print-directory PYTHON={sys.executable}")],
+        ["bash", "-mc", line.format(f"make PYTHON={sys.executable}")],
         cwd=tmp_path,
-        env=os.environ | {"FOLLOWER": FOLLOWER, "PYTHONPATH": str(Path.cwd())},
+        env=plain | {"FOLLOWER": FOLLOWER, "PYTHONPATH": str(Path.cwd())},
         stdin=inside,
         stdout=subprocess.PIPE,
         stderr=inside,
