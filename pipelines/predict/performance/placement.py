@@ -171,7 +171,7 @@ def _why_tokens(chosen: _Candidate, load: LoadLengths, limits: WantedLimits) -> 
     if limits.chunked:
         return f"pieces of prompts, {count(max(1, room), 'token')} together, beside one of every other request"
     prompts = max(1, int(room / load.mean_isl))
-    room_for = f"{prompts:,} prompts of {load.mean_isl:,.0f} tokens" if prompts > 1 else "the longest prompt"
+    room_for = f"{prompts:,} prompts of {count(round(load.mean_isl), 'token')}" if prompts > 1 else "the longest prompt"
     return f"room for {room_for} beside the tokens of {count(chosen.batch, 'request')}"
 
 

@@ -167,12 +167,12 @@ def _range(low: int, high: int, word: str) -> str:
 
 
 def _memory(option: FleetOption) -> str:
-    one = option.instance
+    one, seen = option.instance, option.capacity.seen
     together = one.placed.concurrency
+    running = f"{seen.batch:.0f}" if seen.batch >= 1 else f"{seen.batch:.2g}"
     return (
         f"{one.kv_tokens:,} tokens, {count(together.requests, 'request')} at a time ({together.binds} binds); "
-        f"with {option.capacity.seen.batch:.0f} running on average at that rate, "
-        f"{100 * option.capacity.seen.kv_use:.0f} % is in use"
+        f"with {running} running on average at that rate, {100 * seen.kv_use:.0f} % is in use"
     )
 
 

@@ -72,6 +72,19 @@ def test_the_figures_name_the_arrivals_that_were_simulated(tmp_path, arrival):
     assert set(re.findall(r"(\w+) arrivals; TP", text)) == {"Poisson" if arrival == "poisson" else arrival}
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["workload.isl=1", "workload.osl=1"], "prompts of 1 token beside"),
+        (["workload.osl=2", "sizing.slo.ttft_ms=60"], r"with 0\.\d+ running on average"),
+    ],
+)
+def test_one_token_and_less_than_one_request_are_told_as_such(words, said):
+    few = ["sizing.requests=200", "sizing.average_rate=0.1", "sizing.tp=1"]
+    text = " ".join(size_command.sized_from([*H100, *few, *words], judge_of).lines)
+    assert re.search(said, re.sub(r"\s+", " ", text))
+
+
 def test_each_question_has_its_own_folder(tmp_path):
     """Other limits are another question; another folder for reports or another store is not."""
     ids = [question_id(load(*ASKED, *words)) for words in ([], ["sizing.slo.itl_ms=20"], ["workload.osl=100"])]
