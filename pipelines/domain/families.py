@@ -31,11 +31,12 @@ class Architecture(StrEnum):
 
 Feature = Literal[
     "llm_api", "nvfp4", "reduce_fusion", "user_buffer", "norm_quant_fusion", "swiglu", "decoding_heads", "lookahead",
-    "llava", "edge", "long_rope",
+    "llava", "edge", "long_rope", "drafts_inside",
 ]  # fmt: skip
 """Parts of TensorRT-LLM that exist for some families only: its PyTorch backend, the format NVFP4, three fusions, the
 FP8 kernel with SwiGLU, the conversion of Medusa, ReDrafter and EAGLE heads, lookahead decoding, LLaVA's vision
-encoder, long_rope and heads that are rotated in part. "edge" is TensorRT Edge-LLM."""
+encoder, long_rope and heads that are rotated in part, draft models inside the target model's engine (PyTorch backend).
+"edge" is TensorRT Edge-LLM."""
 
 
 _TWO_NORMS = ("input_layernorm", "post_layernorm")
@@ -258,7 +259,7 @@ _ROWS = (
         experts=("mlp", ("gate_proj", "up_proj", "down_proj")),
         gpt_oss=True,
         not_exported="ModelOpt exports no gpt-oss for trtllm-build, which does not know it",
-        features=frozenset({"llm_api"}),
+        features=frozenset({"llm_api", "drafts_inside"}),
         nulls=("rope_parameters",),
         defaults=_ALL
         | {"head_dim": 64, "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5}
@@ -284,7 +285,7 @@ _ROWS = (
         features=frozenset(
             {
                 *("llm_api", "nvfp4", "reduce_fusion", "user_buffer", "norm_quant_fusion", "swiglu", "decoding_heads"),
-                *("lookahead", "llava", "edge"),
+                *("lookahead", "llava", "edge", "drafts_inside"),
             }
         ),
         defaults=_ALL | {"max_position_embeddings": 2048, "attention_bias": False, "mlp_bias": False},
@@ -353,7 +354,7 @@ _ROWS = (
         head_norms={"q_layernorm": "q_norm", "k_layernorm": "k_norm"},
         attention_bias=False,
         qwen_type=True,
-        features=frozenset({"llm_api", "swiglu", "lookahead", "edge"}),
+        features=frozenset({"llm_api", "swiglu", "lookahead", "edge", "drafts_inside"}),
         nulls=("sliding_window", "num_key_value_heads"),
         defaults=_ALL
         | _WINDOWS_OF_QWEN
@@ -371,7 +372,7 @@ _ROWS = (
         attention_bias=False,
         qwen_type=True,
         not_exported=_FUSED_EXPERTS,
-        features=frozenset({"llm_api"}),
+        features=frozenset({"llm_api", "drafts_inside"}),
         defaults=_ALL
         | {"num_key_value_heads": 4, "max_position_embeddings": 32768, "attention_bias": False}
         | {"use_sliding_window": False, "sliding_window": 4096}

@@ -8,7 +8,15 @@ from pipelines.domain.errors import did_you_mean
 from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat, lacks_fp8_kv
 from pipelines.engines.tensorrt_llm.config import BuildSettings, key_of
-from pipelines.engines.tensorrt_llm.llm_api import Complaint, complaints, doubts, settings_in, split_fault, tuned_files
+from pipelines.engines.tensorrt_llm.llm_api import (
+    Complaint,
+    complaints,
+    doubts,
+    settings_in,
+    split_fault,
+    tables_of,
+    tuned_files,
+)
 from pipelines.rules.attention import OUTGROWN, wanted
 from pipelines.rules.record import LLM_API, Cases, DeploymentFacts, Rule, either, known, listed
 from pipelines.rules.split import (
@@ -46,6 +54,10 @@ IMAGES = ("max_prompt_embedding_table_size",)
 """Options set by an engine feature: the feature is judged instead, once."""
 DRAFTING = ("none", "draft_target")
 DECODING = ("medusa", "redrafter", "lookahead", "eagle")
+ONE_ENGINE = ("Eagle", "Eagle3", "SA", "PARD", "DFlash", "DSpark")
+"""Kinds of speculation whose drafts the target model's own class makes."""
+TWO_ENGINES = ("1.2.1", "1.3.0rc3")
+"""Tables of versions that run a draft model in an engine of its own, which pull request #11758 ended."""
 
 
 NO_CHECKPOINT = "its loader reads such checkpoints, but ModelOpt's export in Hugging Face's layout writes none"
@@ -140,6 +152,18 @@ def _reads_fp8_blocks(d: DeploymentFacts) -> Cases:
     ours, drafts = d.speculation != "none", "speculative_config" in d.llm_api.others
     without = "speculative=none" if ours else "llm_api's speculative_config"
     return [*wanted(d), *([{"lost": "draft tokens", "without": without}] if ours or drafts else ())]
+
+
+def _drafts_inside(d: DeploymentFacts) -> Cases:
+    """Return what would draft in the target model's engine, for families whose model cannot hold a draft model."""
+    if "drafts_inside" in known(d.shape).family.features:
+        return ()
+    options = d.llm_api.others.get("speculative_config") or {}
+    kind, judges = options.get("decoding_type"), [table.version for table in tables_of(d.llm_api.version)]
+    apart = options.get("eagle3_one_model") is False and judges[0] != "1.4"
+    if d.speculation == "draft_target" and judges[-1] not in TWO_ENGINES:
+        return [{"option": "speculative=draft_target"}]
+    return [{"option": f"decoding_type={kind}"}] if kind in ONE_ENGINE and not apart else ()
 
 
 def _is_gpt_oss(d: DeploymentFacts) -> bool:
@@ -350,8 +374,16 @@ RULES = (
         ),
         failed="llm_api's speculative_config of MTP stops TensorRT-LLM for {d.shape.architecture}: it has MTP layers of"
         " DeepSeek V3, GLM 4.5, EXAONE, Nemotron H and Qwen3-Next, which are not made here.",
-        todo="Choose another decoding_type (Eagle3, NGram), or speculative=draft_target.",
+        todo="Choose another decoding_type (NGram).",
         source="tensorrt_llm/_torch/models/modeling_speculative.py (1.3.0rc3 and later): MTPForCausalLM",
+    ),
+    rule(
+        name="llm-api-drafts-inside-some-families",
+        when=_drafts_inside,
+        failed="{option} stops TensorRT-LLM for {d.shape.architecture}: its PyTorch backend runs such a draft inside"
+        f" the target model, which only {listed(titles('drafts_inside'))} can hold.",
+        todo="Set speculative=none, or llm_api's decoding_type NGram, which needs no draft model.",
+        source="tensorrt_llm/_torch/models (1.3.0rc3 and later): SpecDecOneEngineForCausalLM; pull request #11758",
     ),
     rule(
         name="llm-api-runs-no-remote-code",

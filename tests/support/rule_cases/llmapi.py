@@ -128,6 +128,11 @@ CASES = {
         "speculative_config of MTP stops TensorRT-LLM for LlamaForCausalLM",
         NOTHING,
     ),
+    "llm-api-drafts-inside-some-families": Case(
+        llm(speculation="draft_target", shape=MISTRAL, llm_api=LlmApiOptions("1.3.0rc20")),
+        r"speculative=draft_target stops TensorRT-LLM for MistralForCausalLM: .* only gpt-oss, Llama, Qwen3, Qwen3 MoE",
+        {"llm_api": LlmApiOptions("1.3.0rc3")},
+    ),
     "llm-api-has-no-int4-on-sm120": Case(
         llm(qformat=AWQ, sm=12.0), r"does not support quant=int4_awq on compute capability 12\.0", {"sm": 10.3}
     ),

@@ -179,6 +179,29 @@ def test_the_llm_api_is_refused_no_beams_that_it_does_not_read() -> None:
     assert not [fault for fault in map(str, refused(check(facts))) if "cannot be combined" in fault]
 
 
+@pytest.mark.parametrize(
+    ("version", "options", "architecture", "stops"),
+    [
+        ("1.3.0rc24", {"decoding_type": "Eagle3"}, "Qwen2ForCausalLM", True),
+        ("1.3.0rc3", {"decoding_type": "Eagle"}, "MistralForCausalLM", True),
+        ("1.4.0", {"decoding_type": "Eagle3", "eagle3_one_model": False}, "MistralForCausalLM", True),
+        ("1.3.0rc24", {"decoding_type": "Eagle3", "eagle3_one_model": False}, "MistralForCausalLM", False),
+        ("1.3.0rc24", {"decoding_type": "Eagle3"}, "Qwen3ForCausalLM", False),
+        ("1.3.0rc24", {"decoding_type": "NGram"}, "Qwen2ForCausalLM", False),
+    ],
+)
+def test_drafts_inside_the_target_need_its_class(version: str, options: dict, architecture: str, stops: bool) -> None:
+    """Only classes of `SpecDecOneEngineForCausalLM` hold a draft model; up to 1.3, EAGLE-3 can run apart."""
+    config = {"speculative_config": {"max_draft_len": 3, "speculative_model": "/draft", **options}}
+    facts = deployment(
+        engine="llmapi", shape=replace(LLAMA, architecture=architecture), llm_api=LlmApiOptions(version, extra=config)
+    )
+    found = [
+        str(fault) for fault in refused(check(facts)) if f"decoding_type={options['decoding_type']} stops" in str(fault)
+    ]
+    assert bool(found) is stops
+
+
 def test_the_llm_api_copies_kv_heads_to_ranks_unless_each_has_all() -> None:
     """Phi-4 has 40 heads and 10 KV heads: on 4 ranks its loader raises, with data parallel attention it does not."""
     phi_4 = replace(LLAMA, architecture="Phi3ForCausalLM", num_attention_heads=40, num_key_value_heads=10)
