@@ -147,6 +147,15 @@ SERVING_RULES = (
         todo="Set guided=xgrammar.",
         source=GUIDED,
     ),
+    gpu_rule(
+        name="first-beam-alone-is-guided",
+        warns=True,
+        when=lambda d: d.triton.guided_decoding_backend is not None and d.build.max_beam_width > 1,
+        failed="build.max_beam_width={d.build.max_beam_width} with guided decoding: of a request with several beams,"
+        " TensorRT-LLM guides the first one alone.",
+        todo="Send guided requests with one beam, or set build.max_beam_width=1.",
+        source="NVIDIA/TensorRT-LLM cpp/tensorrt_llm/batch_manager/guidedDecoder.cpp (1.3.0rc3)",
+    ),
     built_rule(
         name="bls-answers-one-request-per-instance",
         warns=True,

@@ -18,6 +18,11 @@ CASES = {
         "guided_decoding_backend=llguidance is not supported by engine=tensorrt_llm",
         {"engine": "openvino"},
     ),
+    "first-beam-alone-is-guided": Case(
+        {"engine": "tensorrt_llm", "triton": {"guided_decoding_backend": "xgrammar"}, "build": {"max_beam_width": 4}},
+        "max_beam_width=4 with guided decoding: .* guides the first one alone",
+        {"build": {"max_beam_width": 1}},
+    ),
     "bls-answers-one-request-per-instance": Case(
         {"through_bls": True, "triton": {"bls_instance_count": 7}, "build": {"max_batch_size": 8}},
         "bls_instance_count=7 are answered at a time, and the engine takes 8",
