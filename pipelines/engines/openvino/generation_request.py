@@ -27,6 +27,7 @@ COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator
 BOUNDED = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,40}"}
 """For schemas that want white space without saying how much."""
 SPACING = {*COMPACT, *BOUNDED}
+NO_TOKEN = "the guide allows no next token"
 SHOWN = 200
 """Characters of a guide and of a parser's complaint that an error shows."""
 
@@ -68,11 +69,14 @@ class Guides:
             grammar = _grammar(kind, text)
             # also what llguidance warns of: it would leave that part of the guide unheeded
             _, faults = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
+            guide = Guide(grammar, self._tokenizer, self._vocab_size)
+            if not faults:
+                guide.follow(guide.tokenizer.eos_token).allowed()  # a regex that no text matches is valid until then
         except ValueError as error:
             faults = [str(error)]
         if fault := next(iter(faults), ""):
             raise UserError(f"guided_decoding_guide='{_short(text)}' is not a valid {kind}: {_short(fault)}")
-        return Guide(grammar, self._tokenizer, self._vocab_size)
+        return guide
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,11 +109,12 @@ class GuidedTokens:
         """Return which tokens may come next, bool [V].
 
         Raises:
-            ValueError: the guide became too complex for llguidance's bounds.
+            ValueError: no token may come next, or the guide became too complex for llguidance's bounds.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._matcher.is_error():
-            raise ValueError(f"guided decoding: {_short(self._matcher.get_error())}")
+            fault = self._matcher.get_error().partition("\n<state>")[0]
+            raise ValueError(f"guided decoding: {NO_TOKEN if fault == 'NoExtensionBias' else _short(fault)}")
         allowed = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
         if 0 <= self._end_id < self._vocab_size:
             allowed[self._end_id] = allowed[self._tokenizers_end]

@@ -151,6 +151,16 @@ def test_whitespace_cannot_go_on_for_ever(
         ("regex", "(a", "unclosed group"),
         ("regex", "a(?=b)", "look-ahead"),
         ("ebnf_grammar", "root ::= missing", "missing"),
+        (
+            "regex",
+            "[a-z&&[0-9]]",
+            r"'\[a-z&&\[0-9\]\]' is not a valid regex: guided decoding: the guide allows no next token$",
+        ),
+        (
+            "ebnf_grammar",
+            "start: A\nA: /a/ & /b/",
+            r"& /b/' is not a valid ebnf_grammar: .* the guide allows no next token$",
+        ),
     ],
 )
 def test_broken_guides_are_named(guides: Guides, kind: str, text: str, said: str) -> None:
