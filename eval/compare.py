@@ -246,6 +246,9 @@ def verdict_sentence(row: Mapping[str, Any]) -> str:
         return f"NO-GO: {who} loses at least {100 * row['loss_least']:.2f} points ({sure}); the margin is {margin}."
     if row["verdict"] == Verdict.UNDECIDED:
         between = f"{100 * row['loss_least']:+.2f} and {100 * row['loss_most']:+.2f} points"
+        if not row["loss_least"] <= row["margin"] <= row["loss_most"]:  # the bounds are those of this result alone
+            p = min(row["p_go"], row["p_no_go"])
+            margin += f", but p = {p:.4f}, corrected for {row['compared']} results, is above {row['false_go']:g}"
         return f"UNDECIDED: the loss of {who} is between {between}; the margin is {margin}. {_what_decides(row)}"
     if row["verdict"] != Verdict.NOT_MEASURED:
         return ""

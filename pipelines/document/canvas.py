@@ -87,8 +87,8 @@ DARK = {
 """Text and lines keep a contrast of at least 3:1 (text 4.5:1) to `paper`. The series are an Okabe-Ito-like order that
 also differs in lightness; markers and line styles tell them apart without colour."""
 
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
-DASHES = (
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
+_DASHES = (
     "-",
     (0, (5, 1.5)),
     (0, (1, 1)),
@@ -111,8 +111,18 @@ class Theme:
         return self.colours[role]
 
     def series(self, index: int) -> str:
-        """Return the colour of the n-th format."""
+        """Return the colour of the n-th curve."""
         return self.colours[f"s{index % 8}"]
+
+
+def marker(index: int) -> str:
+    """Return the marker of the n-th curve; a colour that repeats gets another one."""
+    return _MARKERS[(index + index // 8) % 8]
+
+
+def dash(index: int) -> Any:
+    """Return the line style of the n-th curve; a colour that repeats gets another one."""
+    return _DASHES[(index + index // 8) % 8]
 
 
 Draw = Callable[["Drawing", Theme], None]

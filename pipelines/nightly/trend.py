@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from eval.verdict import Verdict
 from pipelines.document import blocks as doc
-from pipelines.document.canvas import DASHES, MARKERS, Theme, plot
+from pipelines.document.canvas import Theme, dash, marker, plot
 from pipelines.document.show import NONE, count, machine_text, number, percent, versions_text, when
 from pipelines.domain.metrics import NIGHTLY_TABLE, TRENDS
 from pipelines.nightly.accuracy import Record, limit_verdict, measured_loss, named, scale, shown, title
@@ -75,8 +75,8 @@ def _panel(axes: "Axes", base: str, lines: Sequence[Line], nights: Sequence[Reco
         points = [(x, factor * value) for x, value in enumerate(values) if value is not None]
         colour = theme.series(index)
         axes.plot(
-            [x for x, _ in points], [y for _, y in points], color=colour, linewidth=1.3, linestyle=DASHES[index % 8],
-            marker=MARKERS[index % 8], markersize=3.2, label=load or None,
+            [x for x, _ in points], [y for _, y in points], color=colour, linewidth=1.3, linestyle=dash(index),
+            marker=marker(index), markersize=3.2, label=load or None,
         )  # fmt: skip
         if line is None:
             continue

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from eval.compare import in_points
 from eval.verdict import Verdict
 from pipelines.document.blocks import Figure
-from pipelines.document.canvas import DASHES, MARKERS, VALUE, Theme, axis, beside, place, plain_log, plot
+from pipelines.document.canvas import VALUE, Theme, axis, beside, dash, marker, place, plain_log, plot
 from pipelines.document.show import number, span
 from pipelines.domain.benchmark import LoadPoint, Summary
 from pipelines.domain.metrics import AT_POINT, LATENCY, METRICS, REQUEST_RATE, TOKEN_RATE
@@ -154,11 +154,11 @@ def _curves(
         index = _index(run, order)
         colour = theme.series(index)
         xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
-        axes.plot(xs, ys, color=colour, linewidth=1.6, linestyle=DASHES[index % 8], zorder=2)
+        axes.plot(xs, ys, color=colour, linewidth=1.6, linestyle=dash(index), zorder=2)
         for x, y, level in points:
             face = theme["paper"] if level.client.bottleneck else colour
             axes.plot(
-                [x], [y], marker=MARKERS[index % 8], markersize=6, color=colour, markerfacecolor=face,
+                [x], [y], marker=marker(index), markersize=6, color=colour, markerfacecolor=face,
                 markeredgewidth=1.3, zorder=3, gid=VALUE + _value(run, level),
             )  # fmt: skip
             if not level.complete:

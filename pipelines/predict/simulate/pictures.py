@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipelines.document.blocks import Figure
-from pipelines.document.canvas import DASHES, MARKERS, Theme, axis, plain_log, plot
+from pipelines.document.canvas import Theme, axis, dash, marker, plain_log, plot
 from pipelines.document.show import count
 from pipelines.predict.simulator.interface import CONTEXT, EOS, GEN, NAMES, NOOP, Box, boxes, with_gaps
 
@@ -171,7 +171,7 @@ def _queue(axes: Axes, runs: Sequence[DrawnRun], until: float, theme: Theme) -> 
         waiting = [0, *np.asarray(iterations.queue)[seen]]
         axes.plot(
             times, [*waiting, waiting[-1]], drawstyle="steps-post", color=theme.series(index),
-            linestyle=DASHES[index % 8], linewidth=1.6, label=drawn.name,
+            linestyle=dash(index), linewidth=1.6, label=drawn.name,
         )  # fmt: skip
     axis(axes, "Queue", "", "requests")
     axes.set_ylim(bottom=0)
@@ -184,10 +184,10 @@ def _latencies(axes: Axes, runs: Sequence[DrawnRun], until: float, unit: str, th
     for index, drawn in enumerate(runs):
         rows, colour = drawn.run.requests, theme.series(index)
         kinds = (("TTFT", np.asarray(rows.first_token), "o", "none"), ("E2E", np.asarray(rows.end), "s", colour))
-        for name, times, marker, face in kinds:
+        for name, times, form, face in kinds:
             seen = times <= until  # NaN (did not happen) compares as false
             axes.plot(
-                times[seen], scale * (times - np.asarray(rows.arrival) + drawn.overhead)[seen], marker, color=colour,
+                times[seen], scale * (times - np.asarray(rows.arrival) + drawn.overhead)[seen], form, color=colour,
                 markersize=4, markerfacecolor=face, label=f"{drawn.name}, {name}",
             )  # fmt: skip
     axis(
@@ -272,7 +272,7 @@ def curves_picture(curves: Sequence[PolicyCurve], *, unit: str, rate_unit: str, 
 def _line(axes: Axes, index: int, points: Sequence[tuple[float, float]], theme: Theme, name: str = "") -> None:
     xs, ys = [x for x, _ in points], [y for _, y in points]
     axes.plot(
-        xs, ys, color=theme.series(index), linestyle=DASHES[index % 8], marker=MARKERS[index % 8], markersize=4.5,
+        xs, ys, color=theme.series(index), linestyle=dash(index), marker=marker(index), markersize=4.5,
         linewidth=1.6, label=name,
     )  # fmt: skip
 

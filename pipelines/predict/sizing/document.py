@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipelines.document.blocks import Block, Callout, Card, Column, Document, Figure, Section, Table, Terms, left, right
-from pipelines.document.canvas import DASHES, MARKERS, Theme, axis, beside, plot
+from pipelines.document.canvas import Theme, axis, beside, dash, marker, plot
 from pipelines.document.show import NONE, count, number
 from pipelines.predict.sizing.answer import FleetOption
 from pipelines.predict.sizing.instance import LoadOutcome
@@ -102,10 +102,10 @@ def _panel(axes: Axes, result: Result, theme: Theme, x_of: XOf, limit: float | N
     ends = []
     for index, (option, points) in enumerate(zip(options, curves, strict=True)):
         colour = theme.series(index)
-        axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.5, linestyle=DASHES[index % 8], zorder=2)
+        axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.5, linestyle=dash(index), zorder=2)
         for x, y in points:
             face = colour if (x, y) in best else theme["paper"]
-            axes.plot([x], [y], marker=MARKERS[index % 8], markersize=5, color=colour, markerfacecolor=face, zorder=3)
+            axes.plot([x], [y], marker=marker(index), markersize=5, color=colour, markerfacecolor=face, zorder=3)
         ends.append((points[-1], option.label, colour))
     x, y = curves[0][-1]
     axes.plot(

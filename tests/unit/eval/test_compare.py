@@ -198,6 +198,8 @@ def test_more_formats_of_a_model_take_more_proof(result) -> None:
     assert [row["verdict"] for row in rows_of(base, [other])] == ["GO"]
     rows = rows_of(base, [base, other, other])
     assert [(row["verdict"], row["compared"]) for row in rows] == [("baseline", 0), ("UNDECIDED", 2), ("UNDECIDED", 2)]
+    said = "points; the margin is 1 point, but p = 0.0991, corrected for 2 results, is above 0.05. 78 more questions"
+    assert said in verdict_sentence(rows[1])
     apart = [(result([1] * 299, model=name), result([1] * 299, model=name, qformat="fp8")) for name in ("a", "b")]
     assert [row["verdict"] for row in loss_rows(apart, USUAL)] == ["GO", "GO"]
 

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from pipelines.document.blocks import Column, Table
-from pipelines.document.canvas import apart, beside
+from pipelines.document.canvas import LIGHT, Theme, apart, beside, dash, marker
 from pipelines.document.show import flat, ms, number, settings_text, when
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.summary import summarise
@@ -41,6 +41,13 @@ def test_a_distribution_has_the_requests_that_its_table_counts(last, two_formats
     median = 1000 * summarise(requests, window).ttft_s.p50
     assert f"Time to first token, medians: 1: {median:.3g} ms." in figure.alt
     assert distributions(dataclasses.replace(run, requests={name: (requests, None)}), "figure") is None
+
+
+def test_no_two_of_64_curves_look_alike():
+    """From the ninth format on a colour repeats, with another marker and another line."""
+    looks = [(Theme(LIGHT).series(index), marker(index), str(dash(index))) for index in range(64)]
+    assert len(set(looks)) == 64
+    assert len({(colour, line) for colour, _, line in looks}) == 64
 
 
 def test_names_keep_their_order_and_distance():
