@@ -247,13 +247,21 @@ def _nothing(question: Question, refused: list[RefusedOption], cost_of: CostOf) 
             f"{nearest.why}.",
             todo=_what_limits(question, nearest.metric),
         )
-    reasons: dict[str, list[str]] = {}
-    for each in refused:
-        reasons.setdefault(each.why.rstrip("."), []).append(each.label)
-    listed = "; ".join(f"{', '.join(labels)}: {why}" for why, labels in reasons.items())
+    listed = "; ".join(f"{label}: {why}" for label, why in refusals(refused))
     if by_kind["memory"]:
         return UserError(f"No configuration tried fits {name} on {gpu}: {listed}.", todo=_what_fits(question, cost_of))
     return UserError(f"No configuration tried runs {name} on {gpu}: {listed}.")
+
+
+def refusals(refused: Sequence[RefusedOption]) -> list[tuple[str, str]]:
+    """Return labels and reasons; configurations with the same reason at each TP are one: "TP 2, 4 int8_sq"."""
+    sizes: dict[tuple[str, str, str], list[str]] = {}
+    for each in refused:
+        split, size, rest = each.label.split(" ", 2)
+        why = each.why.rstrip(".").replace(f"tp_size={size} ", "tp_size=* ")
+        sizes.setdefault((split, rest, why), []).append(size)
+    every = {key: ", ".join(listed) for key, listed in sizes.items()}
+    return [(f"{key[0]} {tp} {key[1]}", key[2].replace("=* ", f"={tp} ")) for key, tp in every.items()]
 
 
 def _what_fits(question: Question, cost_of: CostOf) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from pipelines.document.blocks import Block, Callout, Card, Column, Document, Figure, Section, Table, Terms, left, right
 from pipelines.document.canvas import Theme, axis, beside, dash, marker, plot
 from pipelines.document.show import NONE, count, number
-from pipelines.predict.sizing.answer import FleetOption
+from pipelines.predict.sizing.answer import FleetOption, refusals
 from pipelines.predict.sizing.instance import LoadOutcome
 from pipelines.predict.sizing.question import Question
 from pipelines.predict.sizing.result import Day, Result
@@ -251,7 +251,7 @@ def _options(result: Result, where: str) -> list[Block]:
     ]
     if result.answer.refused:
         titles = left("configuration", "why not")
-        refused = tuple((each.label, each.why) for each in result.answer.refused)
+        refused = tuple(refusals(result.answer.refused))
         blocks.append(Table("Configurations that do not qualify", "modelled", titles, refused))
     return blocks
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pipelines.document.show import NONE, count, number
 from pipelines.host.screen import table, wrapped
 from pipelines.predict.performance.performance import checkpoint_text, origin
-from pipelines.predict.sizing.answer import WORDS, Check, FleetOption, PeakTrial
+from pipelines.predict.sizing.answer import WORDS, Check, FleetOption, PeakTrial, refusals
 from pipelines.predict.sizing.fleet import Cost, PeakFleet
 from pipelines.predict.sizing.question import Demand, Question
 from pipelines.predict.sizing.result import Result
@@ -20,8 +20,7 @@ def words(result: Result) -> list[str]:
     """Return all lines of the printed answer."""
     question, best = result.answer.question, result.answer.chosen
     lines = [*_pairs(question_terms(question)), "", *_table(result.answer.options, question)]
-    if refused := result.answer.refused:
-        lines += [wrapped(f"not possible: {each.label}: {each.why.rstrip('.')}", 5) for each in refused]
+    lines += [wrapped(f"not possible: {label}: {why}", 5) for label, why in refusals(result.answer.refused)]
     lines += ["", f"* {best.label}", *_pairs(answer_terms(result)), ""]
     lines += [pair("checked", _checked(question, result.check)), ""]
     lines += _changes(result.changes, best.fleet)

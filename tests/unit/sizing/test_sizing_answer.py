@@ -16,7 +16,7 @@ from pipelines.predict.performance.limits import WantedLimits
 from pipelines.predict.performance.models import model_named
 from pipelines.predict.performance.performance import PerformanceModel
 from pipelines.predict.simulator.run import IterationCost
-from pipelines.predict.sizing.answer import answer, attempt, check
+from pipelines.predict.sizing.answer import RefusedOption, answer, attempt, check, refusals
 from pipelines.predict.sizing.instance import InstanceUnderLoad, input_share, instance, instances_for, see
 from pipelines.predict.sizing.sensitivity import changes
 from tests.support.sizing_questions import demand, made_up, question
@@ -113,6 +113,17 @@ def test_the_interval_holds_the_prediction_and_is_wider_for_a_worse_model():
         assert option.low <= option.capacity.rate <= option.high
         assert option.fewest.needed <= option.fleet.needed <= option.largest.needed
     assert wide.high / wide.low > narrow.high / narrow.low
+
+
+def test_one_reason_at_each_tp_is_said_once():
+    copies = "quant=int8_sq with tp_size={} needs copies. tp_size up to 1 works."
+    given = [(f"TP {tp} int8_sq", copies.format(tp)) for tp in (2, 4)]
+    given += [(f"TP {tp} PP 2 fp8, KV fp8", "A10 has no FP8.") for tp in (1, 2)] + [("DEP 4 fp8", "weights of 9 GiB")]
+    assert refusals([RefusedOption(label, why, "rules") for label, why in given]) == [
+        ("TP 2, 4 int8_sq", "quant=int8_sq with tp_size=2, 4 needs copies. tp_size up to 1 works"),
+        ("TP 1, 2 PP 2 fp8, KV fp8", "A10 has no FP8"),
+        ("DEP 4 fp8", "weights of 9 GiB"),
+    ]
 
 
 def test_a_format_that_the_gpu_lacks_is_refused_and_the_others_are_tried():
