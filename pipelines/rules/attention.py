@@ -51,6 +51,14 @@ def _beams_past_a_window(d: DeploymentFacts) -> Cases:
     return ({"windows": listed(windows or ()), "width": width},) if width > 1 and outgrown else ()
 
 
+def _shifted_windows(d: DeploymentFacts) -> Cases:
+    """Return the windows of layers if they do not repeat with each pipeline stage."""
+    windows = [min(window, d.longest or window) for window in d.triton.max_attention_window_size or ()]
+    a_stage = known(d.shape).num_hidden_layers // d.build.pp_size
+    shifted = any(window != windows[(n + a_stage) % len(windows)] for n, window in enumerate(windows))
+    return [{"windows": listed(windows), "layers": a_stage}] if d.build.pp_size > 1 and shifted else ()
+
+
 def _own_window_unset(d: DeploymentFacts) -> Cases:
     """Return the windows of the layers if the runtime is configured with others."""
     if not known(d.shape).family.trtllm_build or not d.outgrows_window:
@@ -220,6 +228,17 @@ RULES = (
         source="docs/source/features/long-sequence.md; cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp (1.3.0rc3):"
         " detachFrontBlock",
     ),
+    rule(
+        name="windows-repeat-with-each-stage",
+        engines=ON_GPUS,
+        when=_shifted_windows,
+        failed="triton.max_attention_window_size=[{windows}] cannot be combined with build.pp_size={d.build.pp_size}:"
+        " TensorRT-LLM's KV cache starts the list anew with each stage of {layers} layers, and attention does not, so"
+        " blocks that a layer still reads would be freed.",
+        todo="Set build.pp_size=1 and split with build.tp_size, or set one window.",
+        source="NVIDIA/TensorRT-LLM cpp/tensorrt_llm/batch_manager/transformerBuffers.cpp: maxAttentionWindows,"
+        " kvCacheManager.cpp: groupLayersByWindowSize; tensorrt_llm/_torch/pyexecutor/resource_manager.py (1.3.0rc3)",
+    ),
     gpu_rule(
         name="host-blocks-come-back-first",
         when=lambda d: not d.triton.kv_cache_onboard_blocks and _paged_context(d),
@@ -235,13 +254,15 @@ RULES = (
         todo="Set kv_cache.enable_block_reuse=false, or {key}=false.",
         source=RUNTIME,
     ),
-    gpu_rule(
+    rule(
         name="kv-cache-leaves-some-memory",
+        engines=ON_GPUS,
         when=lambda d: d.triton.kv_cache_free_gpu_mem_fraction >= 1.0,
         failed="triton.kv_cache_free_gpu_mem_fraction={d.triton.kv_cache_free_gpu_mem_fraction} stops the server, which"
         " takes less than 1.",
         todo="Set it to 0.95.",
-        source="NVIDIA/TensorRT-LLM cpp/tensorrt_llm/executor/kvCacheConfig.cpp (1.3.0rc3): setFreeGpuMemoryFraction",
+        source="NVIDIA/TensorRT-LLM cpp/tensorrt_llm/executor/kvCacheConfig.cpp (1.3.0rc3): setFreeGpuMemoryFraction;"
+        " tensorrt_llm/_torch/pyexecutor/resource_manager.py: calculate_max_num_blocks",
     ),
     rule(
         name="host-blocks-are-for-reuse",

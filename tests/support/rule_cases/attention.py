@@ -91,6 +91,11 @@ CASES = {
         r"max_attention_window_size=\[4096\] cannot be combined with max_beam_width=4",
         {"build": {"max_seq_len": 4096}},
     ),
+    "windows-repeat-with-each-stage": Case(
+        {"shape": LLAMA, "build": {"pp_size": 2}, "triton": {"max_attention_window_size": (4096, 4096, 131072)}},
+        r"\[4096, 4096, 131072\] cannot be combined with build\.pp_size=2: .* each stage of 16 layers",
+        {"triton": {"max_attention_window_size": (4096, 131072)}},
+    ),
     "host-blocks-come-back-first": Case(
         {"triton": {"kv_cache_onboard_blocks": False}},
         "kv_cache_onboard_blocks=false stops the server",

@@ -16,7 +16,7 @@ from pipelines.rules.rulebook import RULES, check, check_checkpoint, refused, wa
 from pipelines.settings.features import lookahead_draft_len, lookahead_sizes
 from tests.support.rule_cases import CASES, GEMMA, LLAMA, deployment
 from tests.support.rule_cases.rotary import PHI
-from tests.support.rule_cases.words import MISTRAL, MIXTRAL
+from tests.support.rule_cases.words import GEMMA3, MISTRAL, MIXTRAL
 
 ONE_MODEL = LlmApiOptions("1.3.0rc24", extra={"speculative_config": {"decoding_type": "MTP", "max_draft_len": 1}})
 NGRAM = LlmApiOptions("1.3.0rc24", extra={"speculative_config": {"decoding_type": "NGram", "max_draft_len": 4}})
@@ -168,6 +168,15 @@ def test_gemma_is_never_offered_nvfp4() -> None:
         ({"triton": {"kv_cache_host_memory_bytes": 9}}, "host_memory_bytes=9 keeps blocks for reuse, but"),
         ({"build": {"tp_size": 16}, "gpus_per_server": 8}, "need 16 GPUs in one server, which has 8"),
         ({"build": {"tp_size": 4}, "triton": {"num_nodes": 3}}, "num_nodes=3 does not divide the 4 ranks"),
+        ({"triton": {"kv_cache_free_gpu_mem_fraction": 1.0}}, "mem_fraction=1.0 stops the server"),
+        (
+            {
+                "shape": replace(GEMMA3, num_hidden_layers=62),
+                "build": {"pp_size": 2},
+                "triton": {"max_attention_window_size": (*(512,) * 5, 8192)},
+            },
+            "with build.pp_size=2: TensorRT-LLM's KV cache starts the list anew with each stage of 31 layers",
+        ),
     ],
 )
 def test_the_llm_api_drafts_reuses_and_divides_ranks_as_engines_do(given: dict[str, Any], message: str) -> None:
