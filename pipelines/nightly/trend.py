@@ -32,20 +32,26 @@ def cell_trend(record: Record, lines: Sequence[Series], name: str) -> doc.Figure
     if not panels:
         return None
 
+    loads = [str(load["load"]) for load in record.measurements[-1]]
+
     def draw(figure: "Drawing", theme: Theme) -> None:
         rows = (len(panels) + 1) // 2
         grid = figure.subplots(rows, 2, squeeze=False)
         for place in range(2 * rows):
             axes = grid[place // 2][place % 2]
             if place < len(panels):
-                _panel(axes, *panels[place], nights, theme)
+                _panel(axes, *panels[place], nights, theme, loads)
             else:
                 axes.set_axis_off()
+        names = {
+            name: line for axes in figure.axes for line, name in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        if len(names) > 1:
+            figure.legend(names.values(), names, loc="outside lower center", ncols=5, fontsize=7, frameon=False)
 
-    loads = ", ".join(str(load["load"]) for load in record.measurements[-1])
     run_label = (
         f"model {record.model}; precision {record.precision}; ISL {_mean(record, 'isl')}; OSL {_mean(record, 'osl')}; "
-        f"{loads}; TP {record.tp_size}"
+        f"{', '.join(loads)}; TP {record.tp_size}"
     )
     return plot(
         name,
@@ -69,9 +75,13 @@ def _lines(base: str, record: Record, lines: Sequence[Series], nights: Sequence[
     return [(load, list(line.values[-len(nights) :]), line) for (name, _, load), line in named_lines if name == base]
 
 
-def _panel(axes: "Axes", base: str, lines: Sequence[Line], nights: Sequence[Record], theme: Theme) -> None:
+def _panel(
+    axes: "Axes", base: str, lines: Sequence[Line], nights: Sequence[Record], theme: Theme, loads: Sequence[str]
+) -> None:
+    """Draw one metric; a load has the same look in every panel."""
     factor = scale(base)
-    for index, (load, values, line) in enumerate(lines):
+    for load, values, line in lines:
+        index = loads.index(load) if load in loads else 0
         points = [(x, factor * value) for x, value in enumerate(values) if value is not None]
         colour = theme.series(index)
         axes.plot(
@@ -91,12 +101,10 @@ def _panel(axes: "Axes", base: str, lines: Sequence[Line], nights: Sequence[Reco
         shares = [100 * value for _, values, _ in lines for value in values if value is not None]
         axes.set_ylim(min(shares) - 1, min(max(shares) + 1, 100.2))
     else:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
     last = len(nights) - 1
     ticks = sorted({round(last * part / 3) for part in range(4)})
     axes.set_xticks(ticks, [nights[tick].at[5:10] for tick in ticks])
-    if len(lines) > 1:
-        axes.legend(fontsize=6.5, frameon=False, labelcolor=theme["muted"], loc="best")
 
 
 def _mean(record: Record, name: str) -> str:

@@ -46,8 +46,6 @@ _TITLES = (
     "format", "acc. %", "loss %", "KL", "MiB", _RATE.narrow, "load",
     *(f"{figure.metric.title} {figure.metric.unit.shown}" for figure in _TIMES), f"SLO {_RATE.narrow}",
 )  # fmt: skip
-LONGEST_NAME = 11
-"""A format with a longer name gets a separate line, so that the table is not cut in two."""
 
 
 def comparison_text(compared: Sequence[Comparison]) -> str:
@@ -57,9 +55,7 @@ def comparison_text(compared: Sequence[Comparison]) -> str:
 
 def _text(item: Comparison) -> str:
     runs = [row.run for row in item.rows if row.run]
-    lines: list[Sequence[str] | str] = [_TITLES]
-    for name, *cells in map(_cells, item.rows):
-        lines += [name, ("", *cells)] if len(name) > LONGEST_NAME else [(name, *cells)]
+    lines = [_TITLES, *map(_cells, item.rows)]
     notes = [
         item.reason,
         *(f"- {variant}: {why}" for variant, why in item.rejected.items()),

@@ -43,6 +43,20 @@ def test_the_cell_that_got_worse_has_its_picture_in_the_open(document):
     assert "precision fp8; ISL 128; OSL 64; concurrency 8; TP 1" in trends.blocks[0].caption
 
 
+@pytest.mark.pictures
+def test_the_loads_of_a_picture_are_named_once_below_all_of_its_panels(tmp_path):
+    """Names within each panel lay over the curves."""
+    history = History(tmp_path)
+    loads = [load(concurrency=users, load=f"concurrency {users}") for users in (1, 4)]
+    for number in range(9):
+        history.append(night(number, measurements=[loads]))
+    read = history.read()
+    verdict = judge(read.records, read.records[-1].run, SETTINGS)
+    document = trend_document(history, read, verdict, SETTINGS)
+    (figure,) = (block for block in document.figures() if block.title == "tiny_gemma fp8 fixed")
+    assert [figure.svg.count(f">concurrency {users}</text>") for users in (1, 4)] == [1, 1]
+
+
 def test_every_number_of_tonight_stands_in_one_table(document):
     table = next(section for section in document.sections if section.id == "tonight").blocks[0]
     rows = {row[0]: row for row in table.rows}

@@ -298,11 +298,13 @@ def test_the_divergence_stands_in_the_table_in_80_columns(everything, mean, nois
     assert ("~: within noise" in text) == shown.endswith("~")
 
 
-def test_a_long_format_name_gets_a_line_of_its_own(everything):
+def test_a_long_format_name_stands_in_each_part_of_a_cut_table(everything, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
     (found,) = comparison(everything)
-    row = dataclasses.replace(found.rows[0], variant="sparsegpt_2_4-int8_sq-kv_int8")
-    text = comparison_text([dataclasses.replace(found, rows=(row,))])
-    assert "\nsparsegpt_2_4-int8_sq-kv_int8\n" in text
+    row = dataclasses.replace(found.rows[0], variant="int4_awq-kv_int8")
+    lines = comparison_text([dataclasses.replace(found, rows=(row,))]).splitlines()
+    for at in (0, 4):  # a title, a row and the rest of its name in each part
+        assert [line.split()[0] for line in lines[at : at + 3]] == ["format", "int4_awq-", "kv_int8"]
 
 
 def test_tiles_show_no_marked_load(tmp_path):
