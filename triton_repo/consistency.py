@@ -207,8 +207,8 @@ def draft_engine_faults(target: EngineLimits, draft: EngineLimits) -> Iterator[F
     if draft.vocab_size != target.vocab_size:
         yield Fault(
             f"The draft engine has {draft.vocab_size} tokens, the engine {target.vocab_size}.",
-            "A guess is checked token by token, so both need one vocabulary.",
-            "Take a draft model of the same family.",
+            "Logits are compared token by token, so both need one vocab_size, padding included.",
+            "Take a draft model of that size.",
         )
     if draft.version != target.version:
         yield Fault(

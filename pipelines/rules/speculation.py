@@ -187,7 +187,8 @@ RULES = (
         name="draft-and-target-have-as-many-tokens",
         when=lambda d: known(d.draft).vocab_size != known(d.shape).vocab_size,
         failed="speculative.draft has {d.draft.vocab_size} tokens, {d.label} has {d.shape.vocab_size}.",
-        todo="Choose a draft model of the same family and tokenizer: model@speculative.draft=...",
+        allowed="Both need one vocab_size, padding included: Qwen2.5 up to 3B has another than 7B.",
+        todo="Choose a draft model of that size: model@speculative.draft=...",
         source=DRAFT_TARGET,
     ),
     drafting_rule(

@@ -162,7 +162,7 @@ def test_gemma_is_never_offered_nvfp4() -> None:
         ),
         ({"llm_api": NGRAM, "build": {"max_beam_width": 2}}, "max_beam_width=2 cannot be combined with llm_api's"),
         ({"llm_api": ONE_MODEL, "build": {"max_beam_width": 2}}, "max_beam_width=2 cannot be combined with llm_api's"),
-        ({"shape": LLAMA, "draft": GEMMA}, "draft has 256000 tokens, the model has 128256"),
+        ({"shape": LLAMA, "draft": GEMMA}, "256000 tokens, the model has 128256. Both need one vocab_size, padding incl"),
         ({"same_vocabulary": False}, "has a different vocabulary"),
         ({"build": {"tokens_per_block": 48}}, "tokens_per_block=48 is not a power of two"),
         ({"triton": {"kv_cache_host_memory_bytes": 9}}, "host_memory_bytes=9 keeps blocks for reuse, but"),
