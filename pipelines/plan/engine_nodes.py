@@ -8,6 +8,7 @@ from pipelines.engines.config import OpenVinoSettings, options_of_build
 from pipelines.engines.openvino.memory import groups_experts
 from pipelines.engines.port import OnGpu
 from pipelines.engines.registry import ServerBackend
+from pipelines.engines.tensorrt_llm.llm_api import merged, sampling_option
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.memory_checks import gpu_predicted
 from pipelines.plan.weights_checks import training_processes
@@ -209,13 +210,13 @@ def _unified(d: Deployment) -> list[Node]:
         inputs["checkpoint"] = "quantize"
     if d.engine.on_device:
         return [*made, Node("build", ExportEdge(settings.paths.edge.absolute()), d.label, inputs)]
-    drafts = None
+    drafts, others = None, d.llm_api.others
     if (draft := d.draft) is not None:
         made += draft_checkpoint_nodes(draft)
         inputs["draft"] = model(draft) if _reads_draft(draft) else "draft.quantize"
         drafts = settings.speculative.num_draft_tokens
+        others = merged({"speculative_config": sampling_option(d.llm_api.version)}, others)
     chunked, word = settings.runtime.enable_chunked_context, settings.image.draft_word
-    others = d.llm_api.others
     stage = ConfigureLlm(settings.build, settings.triton, settings.kv_cache, chunked, drafts, word, others)
     return [*made, Node(f"{d.prefix}build", stage, d.label, inputs)]
 

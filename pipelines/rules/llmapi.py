@@ -9,9 +9,11 @@ from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat, lacks_fp8_kv
 from pipelines.engines.tensorrt_llm.config import BuildSettings, key_of
 from pipelines.engines.tensorrt_llm.llm_api import (
+    OLD_DRAFTS,
     Complaint,
     complaints,
     doubts,
+    sampling_option,
     settings_in,
     split_fault,
     tables_of,
@@ -56,8 +58,6 @@ DRAFTING = ("none", "draft_target")
 DECODING = ("medusa", "redrafter", "lookahead", "eagle")
 ONE_ENGINE = ("Eagle", "Eagle3", "SA", "PARD", "DFlash", "DSpark")
 """Kinds of speculation whose drafts the target model's own class makes."""
-TWO_ENGINES = ("1.2.1", "1.3.0rc3")
-"""Tables of versions that run a draft model in an engine of its own, which pull request #11758 ended."""
 
 
 NO_CHECKPOINT = "its loader reads such checkpoints, but ModelOpt's export in Hugging Face's layout writes none"
@@ -155,15 +155,26 @@ def _reads_fp8_blocks(d: DeploymentFacts) -> Cases:
 
 
 def _drafts_inside(d: DeploymentFacts) -> Cases:
-    """Return what would draft in the target model's engine, for families whose model cannot hold a draft model."""
-    if "drafts_inside" in known(d.shape).family.features:
-        return ()
+    """Return what drafts in the target model's engine."""
     options = d.llm_api.others.get("speculative_config") or {}
     kind, judges = options.get("decoding_type"), [table.version for table in tables_of(d.llm_api.version)]
     apart = options.get("eagle3_one_model") is False and judges[0] != "1.4"
-    if d.speculation == "draft_target" and judges[-1] not in TWO_ENGINES:
+    one_engine = judges[-1] not in OLD_DRAFTS
+    if d.speculation == "draft_target" and one_engine:
         return [{"option": "speculative=draft_target"}]
-    return [{"option": f"decoding_type={kind}"}] if kind in ONE_ENGINE and not apart else ()
+    inside = (kind in ONE_ENGINE and not apart) or (kind == "Draft_Target" and one_engine)
+    return [{"option": f"decoding_type={kind}"}] if inside else ()
+
+
+def _holds_drafts(d: DeploymentFacts) -> bool:
+    return "drafts_inside" in known(d.shape).family.features
+
+
+def _drafts_greedily(d: DeploymentFacts) -> Cases:
+    """Return the kind of speculation with which requests may not sample; that of a draft model sets the option."""
+    sampled = (d.llm_api.others.get("speculative_config") or {}).get("allow_advanced_sampling")
+    greedy = d.speculation == "none" and not sampled and sampling_option(d.llm_api.version)
+    return _drafts_inside(d) if greedy and _holds_drafts(d) else ()
 
 
 def _is_gpt_oss(d: DeploymentFacts) -> bool:
@@ -379,11 +390,19 @@ RULES = (
     ),
     rule(
         name="llm-api-drafts-inside-some-families",
-        when=_drafts_inside,
+        when=lambda d: () if _holds_drafts(d) else _drafts_inside(d),
         failed="{option} stops TensorRT-LLM for {d.shape.architecture}: its PyTorch backend runs such a draft inside"
         f" the target model, which only {listed(titles('drafts_inside'))} can hold.",
         todo="Set speculative=none, or llm_api's decoding_type NGram, which needs no draft model.",
         source="tensorrt_llm/_torch/models (1.3.0rc3 and later): SpecDecOneEngineForCausalLM; pull request #11758",
+    ),
+    warning(
+        name="llm-api-drafts-answer-greedily",
+        when=_drafts_greedily,
+        failed="{option}: TensorRT-LLM before 1.3.0rc24 may answer greedily where the target model drafts inside"
+        " itself: temperature, top_k and top_p of a request then have no effect.",
+        todo="Set speculative_config.allow_advanced_sampling=true beside it.",
+        source="tensorrt_llm/_torch/pyexecutor/py_executor_creator.py (1.3.0rc3); pull request #14745",
     ),
     rule(
         name="llm-api-runs-no-remote-code",

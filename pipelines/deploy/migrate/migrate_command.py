@@ -17,6 +17,7 @@ from pipelines.document.show import number, percent
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat
 from pipelines.engines.registry import TENSORRT_LLM
+from pipelines.engines.tensorrt_llm.llm_api import sampling_option
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_folder
 from pipelines.host.machine import gather
@@ -239,7 +240,8 @@ def _draft(settings: Settings) -> dict[str, Any]:
         return {}
     source = str(drafts.draft.folder or drafts.draft.hub_id)
     word, tokens = settings.image.draft_word, drafts.num_draft_tokens
-    return {"decoding_type": word, "max_draft_len": tokens, "speculative_model": source}
+    sampling = sampling_option(settings.image.llm_api_version)
+    return {"decoding_type": word, "max_draft_len": tokens, "speculative_model": source, **sampling}
 
 
 def _of_settings(deployment: Deployment) -> OldDeployment:

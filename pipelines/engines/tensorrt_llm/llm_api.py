@@ -219,6 +219,16 @@ def tables_of(version: str | None) -> tuple[VersionTable, ...]:
     return before if patched or (before and before[0].version == version) else (*before, *after)
 
 
+OLD_DRAFTS = ("1.2.1", "1.3.0rc3")
+"""Tables of versions that run a draft model in an engine of its own (before pull request #11758), and answer greedily
+where the target model drafts inside itself, unless `allow_advanced_sampling` is set (before #14745)."""
+
+
+def sampling_option(version: str | None) -> dict[str, bool]:
+    """Return what a `speculative_config` needs for requests to sample; newer versions see it from the request."""
+    return {"allow_advanced_sampling": True} if tables_of(version)[0].version in OLD_DRAFTS else {}
+
+
 def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Return two mappings in one, groups merged; `more` wins."""
     result = dict(base)

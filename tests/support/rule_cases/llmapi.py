@@ -33,6 +33,7 @@ def asked(**given: Any) -> dict[str, Any]:
 
 NOTHING: dict[str, Any] = {"llm_api": LlmApiOptions()}
 NGRAM = {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 4}}
+EAGLE = {"speculative_config": {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "/draft"}}
 LOOKS_AHEAD = {"speculative_decoding_mode": "lookahead_decoding", "max_draft_len": 83}
 CASES = {
     "llm-api-leaves-out-windows": Case(
@@ -74,6 +75,11 @@ CASES = {
     ),
     "llm-api-drafts-one-way": Case(
         asked(extra=NGRAM) | {"speculation": "draft_target"}, "of which there is one", {"speculation": "none"}
+    ),
+    "llm-api-drafts-answer-greedily": Case(
+        {**llm(llm_api=LlmApiOptions("1.3.0rc3", extra=EAGLE)), "shape": LLAMA},
+        "decoding_type=Eagle3: TensorRT-LLM before 1.3.0rc24 may answer greedily",
+        {"llm_api": LlmApiOptions("1.3.0rc24", extra=EAGLE)},
     ),
     "llm-api-runs-no-remote-code": Case(asked(extra={"trust_remote_code": True}), "is never run", NOTHING),
     "llm-api-leaves-out-remote-code": Case(asked(file={"trust_remote_code": True}), "is left out", NOTHING),

@@ -111,14 +111,23 @@ def test_several_nodes_are_left_to_the_scripts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("tag", "word"),
-    [("1.3.0rc3", "DraftTarget"), ("1.2.1", "DraftTarget"), ("1.3.0rc8", "Draft_Target"), ("1.4.0", "Draft_Target")],
+    ("tag", "word", "option"),
+    [
+        ("1.3.0rc3", "DraftTarget", True),
+        ("1.2.1", "DraftTarget", True),
+        ("1.3.0rc8", "Draft_Target", True),
+        ("1.3.0rc24", "Draft_Target", None),
+        ("1.4.0", "Draft_Target", None),
+    ],
 )
-def test_the_container_of_the_llm_api_is_a_setting_and_decides_the_word_for_a_draft_model(tmp_path, tag, word):
+def test_the_container_of_the_llm_api_decides_the_word_for_a_draft_model_and_how_requests_sample(
+    tmp_path, tag, word, option
+):
     image = f"registry.example.com/tensorrt-llm/release:{tag}"
     made = plan(tmp_path, [*LLM_API, *DRAFT, f"image.base_llm_api={image}"], "build")
     (stage,) = (step.node.stage for step in made.steps if step.node.id == "build")
     assert stage.arguments["speculative_config"]["decoding_type"] == word
+    assert stage.arguments["speculative_config"].get("allow_advanced_sampling") is option
     typed = commands(tmp_path, [*LLM_API, f"image.base_llm_api={image}"], "benchmark")
     assert image in typed["container, in which the rest is typed"]
     assert f"image.base_llm_api={image}" in typed["build"]

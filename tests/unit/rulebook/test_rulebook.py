@@ -162,7 +162,10 @@ def test_gemma_is_never_offered_nvfp4() -> None:
         ),
         ({"llm_api": NGRAM, "build": {"max_beam_width": 2}}, "max_beam_width=2 cannot be combined with llm_api's"),
         ({"llm_api": ONE_MODEL, "build": {"max_beam_width": 2}}, "max_beam_width=2 cannot be combined with llm_api's"),
-        ({"shape": LLAMA, "draft": GEMMA}, "256000 tokens, the model has 128256. Both need one vocab_size, padding incl"),
+        (
+            {"shape": LLAMA, "draft": GEMMA},
+            "256000 tokens, the model has 128256. Both need one vocab_size, padding incl",
+        ),
         ({"same_vocabulary": False}, "has a different vocabulary"),
         ({"build": {"tokens_per_block": 48}}, "tokens_per_block=48 is not a power of two"),
         ({"triton": {"kv_cache_host_memory_bytes": 9}}, "host_memory_bytes=9 keeps blocks for reuse, but"),
@@ -197,6 +200,7 @@ def test_the_llm_api_is_refused_no_beams_that_it_does_not_read() -> None:
         ("1.3.0rc24", {"decoding_type": "Eagle3", "eagle3_one_model": False}, "MistralForCausalLM", False),
         ("1.3.0rc24", {"decoding_type": "Eagle3"}, "Qwen3ForCausalLM", False),
         ("1.3.0rc24", {"decoding_type": "NGram"}, "Qwen2ForCausalLM", False),
+        ("1.3.0rc24", {"decoding_type": "Draft_Target"}, "Qwen2ForCausalLM", True),
     ],
 )
 def test_drafts_inside_the_target_need_its_class(version: str, options: dict, architecture: str, stops: bool) -> None:
@@ -209,6 +213,25 @@ def test_drafts_inside_the_target_need_its_class(version: str, options: dict, ar
         str(fault) for fault in refused(check(facts)) if f"decoding_type={options['decoding_type']} stops" in str(fault)
     ]
     assert bool(found) is stops
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "warns"),
+    [
+        ("1.3.0rc3", {}, True),
+        ("1.3.0rc20", {}, True),
+        ("1.3.0rc20", {"allow_advanced_sampling": True}, False),
+        ("1.3.0rc3", {"eagle3_one_model": False}, False),
+        ("1.3.0rc24", {}, False),
+    ],
+)
+def test_drafts_inside_the_target_answer_greedily_before_requests_may_sample(
+    version: str, options: dict, warns: bool
+) -> None:
+    config = {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "/draft", **options}
+    options = LlmApiOptions(version, extra={"speculative_config": config})
+    said = warned(check(deployment(engine="llmapi", shape=LLAMA, llm_api=options)))
+    assert bool([fault for fault in said if "decoding_type=Eagle3: TensorRT-LLM before" in str(fault)]) is warns
 
 
 def test_the_llm_api_copies_kv_heads_to_ranks_unless_each_has_all() -> None:
