@@ -10,7 +10,7 @@ import yaml
 
 from pipelines.deploy.config import ClusterSettings
 from pipelines.deploy.facts import key_faults, leader_faults, not_of_trtllm_serve, read_served, warn_unread
-from pipelines.deploy.trtllm_serve import ScriptTarget, all_ranks, role_files, serve_lines
+from pipelines.deploy.trtllm_serve import ScriptTarget, all_ranks, beam_faults, role_files, serve_lines
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError, refuse
 from pipelines.engines.registry import with_setting
@@ -341,6 +341,7 @@ def _faults(settings: Settings, target: ScriptTarget) -> Iterator[Fault]:
         yield from leader_faults(settings.serving, target.num_nodes)
     else:
         yield from key_faults(settings.serving)
+        yield from beam_faults(target.llm_api, cluster)
     if cluster.kind == "mpi" and len(cluster.hosts) != target.num_nodes:
         yield Fault(
             f"cluster.hosts names {count(len(cluster.hosts), 'machine')}; the server needs {target.num_nodes}.",

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import yaml
 
 from pipelines.deploy.pods import OPTIONS_FOLDER, REPOSITORY, ClusterDeployment, Object, container, options_name, pod
-from pipelines.deploy.trtllm_serve import CONTEXT, GENERATION, role_files
+from pipelines.deploy.trtllm_serve import CONTEXT, GENERATION, beam_faults, role_files
 from pipelines.domain.errors import Fault
 from triton_repo.llmapi import CHECKPOINT_DIR, OPTIONS
 
@@ -28,6 +28,7 @@ def dynamo_faults(deployed: ClusterDeployment) -> Iterator[Fault]:
     elif deployed.settings.kv_routing and not llm_api.get("kv_cache_config", {}).get("enable_block_reuse", True):
         what = "manifests.kv_routing=true has no effect: the repository's enable_block_reuse is false."
         yield Fault(what, todo="Write it again without reuse=none, or leave out manifests.kv_routing.")
+    yield from beam_faults(llm_api or {}, deployed.cluster)
     usual = type(deployed.serving)()
     for key in ("openai_port", "startup_timeout_s"):
         if (value := getattr(deployed.serving, key)) != getattr(usual, key):

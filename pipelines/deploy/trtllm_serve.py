@@ -5,7 +5,7 @@ Sources, of TensorRT-LLM 1.3.0rc3: `examples/llm-api/llm_mgmn_trtllm_serve.sh` (
 """
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import yaml
 
 from pipelines.deploy.config import ClusterSettings
 from pipelines.domain.benchmark import NO_SLO, Slo
+from pipelines.domain.errors import Fault
 from pipelines.engines.tensorrt_llm.llm_api import merged
 from pipelines.serving.config import ServingSettings
 from triton_repo.llmapi import CHECKPOINT, CHECKPOINT_DIR, OPTIONS, serve_command
@@ -93,6 +94,16 @@ def role_files(arguments: Mapping[str, Any], cluster: ClusterSettings) -> dict[s
     transfer = {"cache_transceiver_config": {"backend": "DEFAULT", "max_tokens_in_buffer": arguments["max_input_len"]}}
     roles: dict[str, dict[str, Any]] = {CONTEXT: transfer | {"disable_overlap_scheduler": True}, GENERATION: transfer}
     return {name: yaml.safe_dump(merged(own, arguments), sort_keys=False) for name, own in roles.items()}
+
+
+def beam_faults(arguments: Mapping[str, Any], cluster: ClusterSettings) -> Iterator[Fault]:
+    """Yield the beams that servers for prompts cannot hand over. Source: `batch_manager/cacheFormatter.cpp`."""
+    width = arguments.get("max_beam_width", 1)
+    if cluster.disaggregated and width > 1:
+        what = (
+            f"max_beam_width={width} with cluster.prefill and decode: TensorRT-LLM hands over the KV cache of one beam."
+        )
+        yield Fault(what, todo="Set build.max_beam_width=1, or leave out cluster.prefill and decode.")
 
 
 def serve_lines(

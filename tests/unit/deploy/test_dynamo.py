@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -112,6 +113,9 @@ def test_the_schema_refuses_what_the_operator_would(tmp_path):
 def test_what_does_not_go_together_is_refused(tmp_path):
     (fault,) = dynamo_faults(deployed(tmp_path / "gpu", "gpu", operator="dynamo"))
     assert "is for the LLM API" in fault.message
+    apart = deployed(tmp_path / "llm", "llm_api", cluster=APART, operator="dynamo")
+    beams = replace(apart, served=replace(apart.served, llm_api={"max_beam_width": 4}))
+    assert [fault.message for fault in dynamo_faults(beams) if fault.message.startswith("max_beam_width=4 with")]
     with pytest.raises(ValueError, match="of Dynamo's router alone"):
         ManifestSettings(kv_routing=True)
     with pytest.raises(UserError, match=r"cluster\.prefill=1 has no effect on manifests\.operator=none"):

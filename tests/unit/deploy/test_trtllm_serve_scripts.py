@@ -193,3 +193,10 @@ def test_other_hosts_get_the_variables_of_this_one(tmp_path):
 def test_half_of_a_disaggregation_is_refused():
     with pytest.raises(Exception, match="prefill=1 and decode=0: both are 0, or both at least 1"):
         load(["engine=tensorrt_llm_llmapi", "cluster=slurm", "cluster.prefill=1"])
+
+
+def test_beams_are_not_handed_over(tmp_path):
+    words = ["engine=tensorrt_llm_llmapi", "model=tiny_llama", "quant=none", "build.max_beam_width=4", "cluster=slurm"]
+    words += [f"cluster.folder={tmp_path}", f"paths.store={tmp_path}/store", "cluster.prefill=1", "cluster.decode=1"]
+    with pytest.raises(UserError, match=r"max_beam_width=4 with cluster\.prefill and decode: .* of one beam"):
+        write_scripts(load(words), gather(), words)
