@@ -177,6 +177,12 @@ def _drafts_greedily(d: DeploymentFacts) -> Cases:
     return _drafts_inside(d) if greedy and _holds_drafts(d) else ()
 
 
+def _ends_reuse(d: DeploymentFacts) -> Cases:
+    """Return the attention backend that reads no block of another request."""
+    backend = str(d.llm_api.others.get("attn_backend"))
+    return [{"backend": backend}] if d.kv_reuse and backend.startswith("FLASHINFER") else ()
+
+
 def _is_gpt_oss(d: DeploymentFacts) -> bool:
     return d.shape is not None and d.shape.family.gpt_oss
 
@@ -395,6 +401,13 @@ RULES = (
         f" the target model, which only {listed(titles('drafts_inside'))} can hold.",
         todo="Set speculative=none, or llm_api's decoding_type NGram, which needs no draft model.",
         source="tensorrt_llm/_torch/models (1.3.0rc3 and later): SpecDecOneEngineForCausalLM; pull request #11758",
+    ),
+    warning(
+        name="llm-api-flashinfer-ends-reuse",
+        when=_ends_reuse,
+        failed="llm_api's attn_backend={backend}: the server switches KV-cache reuse off.",
+        todo="Leave it out, or set kv_cache.enable_block_reuse=false.",
+        source="tensorrt_llm/_torch/pyexecutor/py_executor_creator.py (1.3.0rc3)",
     ),
     warning(
         name="llm-api-drafts-answer-greedily",

@@ -76,6 +76,11 @@ CASES = {
     "llm-api-drafts-one-way": Case(
         asked(extra=NGRAM) | {"speculation": "draft_target"}, "of which there is one", {"speculation": "none"}
     ),
+    "llm-api-flashinfer-ends-reuse": Case(
+        asked(extra={"attn_backend": "FLASHINFER"}) | {"kv_reuse": True},
+        "attn_backend=FLASHINFER: the server switches KV-cache reuse off",
+        NOTHING,
+    ),
     "llm-api-drafts-answer-greedily": Case(
         {**llm(llm_api=LlmApiOptions("1.3.0rc3", extra=EAGLE)), "shape": LLAMA},
         "decoding_type=Eagle3: TensorRT-LLM before 1.3.0rc24 may answer greedily",
