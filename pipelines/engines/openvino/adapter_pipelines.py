@@ -18,7 +18,7 @@ from pipelines.engines.openvino.lora import LoraAdapter
 from pipelines.engines.openvino.memory import blocks_of
 from pipelines.engines.openvino.pipeline import finite, open_pipeline, open_table
 from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions, kv_blocks
-from pipelines.engines.openvino.sequences import Sequence, StepOutput
+from pipelines.engines.openvino.sequences import Sequence, StepOutput, nothing_more
 from pipelines.engines.openvino.serving_stats import KvLedger
 
 _STATUS = genai.GenerationStatus
@@ -58,12 +58,6 @@ def pipeline_config(sequence: Sequence) -> genai.GenerationConfig:
         if request.top_k:
             config.top_k = request.top_k
     return config
-
-
-def nothing_more(sequence: Sequence, error: str = "") -> StepOutput:
-    """Return the final output of a sequence, without further tokens."""
-    beams = sequence.request.beam_width
-    return StepOutput([[] for _ in range(beams)], [[] for _ in range(beams)], ended=True, error=error)
 
 
 def read(sequence: Sequence, now: int) -> StepOutput | None:

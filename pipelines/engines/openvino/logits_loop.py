@@ -27,6 +27,7 @@ from pipelines.engines.openvino.sequences import (
     ResponsePart,
     Sequence,
     StepOutput,
+    take_given_up,
 )
 from pipelines.engines.openvino.stateful import StatefulModel, StatefulSequence, TokenChooser
 from pipelines.host.log_probs import likeliest, norms_of
@@ -287,7 +288,10 @@ class LogitsLoop:
                 self._changed.wait_for(lambda: self._queue or self._runs or self._closing)
                 if self._closing:
                     return
+                given_up = take_given_up(self._queue)
                 starting = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_TOGETHER - len(self._runs)))]
+            for sequence, output in given_up:
+                self._send(sequence, output)
             for sequence in starting:
                 self._start(sequence)
             self._runs = [run for run in self._runs if self._advance(run)]
@@ -300,8 +304,6 @@ class LogitsLoop:
                 f"return_context_logits and return_generation_logits would take {show_bytes(size)}; the limit is"
                 f" {show_bytes(MAX_LOGITS_BYTES)}. Request fewer tokens."
             )
-        if sequence.deadline_ns and time.monotonic_ns() > sequence.deadline_ns:
-            error = "The request waited longer than its timeout."
         if error:
             self._send(sequence, StepOutput(ended=True, error=error))
             return

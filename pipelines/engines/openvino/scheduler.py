@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.adapter_pipelines import AdapterPipelines, abandon, nothing_more, read
+from pipelines.engines.openvino.adapter_pipelines import AdapterPipelines, abandon, read
 from pipelines.engines.openvino.characters import PartialCharacters
 from pipelines.engines.openvino.generation_request import GenerationRequest
 from pipelines.engines.openvino.logits_loop import LogitsLoop, ResponseSender
 from pipelines.engines.openvino.lora import LoraAdapter
 from pipelines.engines.openvino.runtime import EngineFolder, check_request
-from pipelines.engines.openvino.sequences import Channel, Response, Sequence, StepOutput
+from pipelines.engines.openvino.sequences import Channel, Response, Sequence, StepOutput, nothing_more, take_given_up
 from pipelines.engines.openvino.serving_options import ServingOptions
 from pipelines.engines.openvino.serving_stats import EngineCounters, EngineSnapshot
 
@@ -196,15 +196,11 @@ class Scheduler:
     def _admit(self) -> list[Sequence]:
         """Take from the queue what may start now, in order of arrival."""
         admitted: list[Sequence] = []
-        now = time.monotonic_ns()
         free = self._free_slots()
+        for sequence, output in take_given_up(self._waiting):
+            self._sender.send(sequence, output)
         while self._waiting:
             sequence = self._waiting[0]
-            if sequence.cancelled or (sequence.deadline_ns and now > sequence.deadline_ns):
-                self._waiting.popleft()
-                error = "" if sequence.cancelled else "The request waited longer than its timeout."
-                self._sender.send(sequence, nothing_more(sequence, error))
-                continue
             pipeline = self._pipelines.of(sequence.request)
             # under guaranteed_no_evict, a request starts only when all the blocks it may need are free
             if free <= len(admitted) or (self._options.guaranteed_no_evict and not pipeline.fits(sequence.request)):

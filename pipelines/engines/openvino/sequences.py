@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -273,3 +274,25 @@ class Sequence:
         if self.request.seed is None:
             return secrets.randbits(63)
         return self.request.seed + self.sequence_index
+
+
+LATE = "The request waited longer than its timeout."
+
+
+def nothing_more(sequence: Sequence, error: str = "") -> StepOutput:
+    """Return the final output of a sequence, without further tokens."""
+    beams = sequence.request.beam_width
+    return StepOutput([[] for _ in range(beams)], [[] for _ in range(beams)], ended=True, error=error)
+
+
+def take_given_up(queue: deque[Sequence]) -> list[tuple[Sequence, StepOutput]]:
+    """Remove the sequences that are cancelled or past their deadline, wherever they wait.
+
+    Returns:
+        each with its final output.
+    """
+    now = time.monotonic_ns()
+    gone = [each for each in queue if each.cancelled or (each.deadline_ns and now > each.deadline_ns)]
+    for sequence in gone:
+        queue.remove(sequence)
+    return [(each, nothing_more(each, "" if each.cancelled else LATE)) for each in gone]

@@ -140,13 +140,21 @@ def test_a_vanished_client_that_wanted_the_whole_answer_frees_its_slot(scheduler
     assert len(other.tokens) == 200
 
 
-def test_a_request_that_waits_too_long_is_told(scheduler: Scheduler) -> None:
-    for _ in range(4):
-        scheduler.submit([asked(1000)], Channel())
-    late = Channel()
-    scheduler.submit([asked(2)], late, timeout_us=1)
+@pytest.mark.parametrize(("slots", "values"), [(4, {}), (8, {"top_log_probs": 1})], ids=["batch", "logits loop"])
+def test_a_late_or_vanished_request_leaves_the_queue_behind_one_that_waits(
+    scheduler: Scheduler, slots: int, values: dict[str, int]
+) -> None:
+    for _ in range(slots):
+        scheduler.submit([asked(1000, **values)], Channel())
+    ahead, late, gone = Channel(), Channel(), Channel()
+    scheduler.submit([asked(2, **values)], ahead)
+    scheduler.submit([asked(2, **values)], late, timeout_us=1)
+    scheduler.submit([asked(2, **values)], gone)
+    gone.cancelled = True
     assert late.ended.wait(60)
+    assert gone.ended.wait(60)
     assert "timeout" in late.error
+    assert not ahead.tokens
 
 
 def test_the_logits_loop_does_not_hold_up_the_others(scheduler: Scheduler) -> None:
