@@ -32,10 +32,10 @@ PLACE = re.compile(r"^\s*(?P<file>\S+)\((?P<line>\d+)\): \w+", re.MULTILINE)
 STATUS = re.compile(r"^(?:Internal|Invalid argument|Not found|Unavailable|Unsupported|Unknown): ")
 # Our own errors and Triton's are complete in their text; for others the class name matters too.
 SELF_EXPLAINING = ("UserError", "TritonModelException")
-# Every tritonserver prints these on a machine without GPU; none of them is an error.
+# What a healthy server prints, tritonserver on a machine without GPU too; none of it is an error.
 HARMLESS = re.compile(
     r"NVML|DCGM|[Pp]inned|CUDA memory pool|CudaDriverHelper|Non-graceful termination|failed to load all models"
-    r"|Timeout \d+: Found|^[+|]"
+    rf"|Timeout \d+: Found|^[+|]|^{re.escape(FRONT_STARTED)}$"
 )
 LEVEL = re.compile(r"[IWE]\d{4} ")
 # Last words of a crash without an exception: C++, assert(), glibc's heap and stack checks, Python, OpenVINO.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.serving.logs import LoadWatch, load_failures, loading_now, taken_port, useful_lines
+from pipelines.serving.logs import FRONT_STARTED, LoadWatch, load_failures, loading_now, taken_port, useful_lines
 
 NOISE = [
     'W1121 09:31:02.712236 7160 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory, pinned memory'
@@ -51,6 +51,10 @@ def test_a_broken_configuration_is_told_with_its_line() -> None:
 def test_models_that_only_depend_on_the_broken_one_are_left_out() -> None:
     chained = FAILED.format("ensemble 'all' depends on 'bad' which has no loaded version").replace("'bad' v", "'all' v")
     assert [failure.model for failure in load_failures([FAILED.format("ValueError: x"), chained])] == ["bad"]
+
+
+def test_what_a_service_says_at_its_start_is_no_reason_for_its_end() -> None:
+    assert useful_lines([FRONT_STARTED + "\n"]) == []
 
 
 def test_a_machine_without_gpu_is_no_problem() -> None:
