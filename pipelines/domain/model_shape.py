@@ -309,7 +309,7 @@ def implied_sizes(architecture: str) -> dict[str, Any]:
     return {
         "norms_per_layer": len(family.layer_norms),
         "sliding_window": family.sliding_window,
-        "global_every": family.global_every,
+        "global_every": family.global_every or family.defaults.get("sliding_window_pattern", 0),
     }
 
 

@@ -29,7 +29,7 @@ class ShapeSettings(Group):
         tie_word_embeddings: whether the output layer is the embedding.
         num_experts: experts per layer; 1 is a dense model.
         num_experts_per_token: experts that one token goes through.
-        sliding_window: tokens that each layer attends to; null is what the architecture implies.
+        sliding_window: tokens that each layer with a window attends to; null is what the architecture implies.
     """
 
     architecture: Architecture

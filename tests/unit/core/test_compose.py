@@ -275,3 +275,12 @@ def test_every_model_offered_can_be_built():
     """A model of conf/model whose family cannot be exported would be refused by every command."""
     shapes = [load([f"model={name}"]).model.shape for name in choices("model") if name != "hub"]
     assert {shape.architecture for shape in shapes if shape is not None} <= set(BUILT)
+
+
+def test_the_window_of_a_stated_gemma_3_is_not_that_of_its_global_layers() -> None:
+    sizes = "num_hidden_layers: 62, hidden_size: 5376, num_attention_heads: 32, num_key_value_heads: 16, head_dim: 128"
+    sizes += ", intermediate_size: 21504, vocab_size: 262208, max_position_embeddings: 8192, tie_word_embeddings: true"
+    word = f"model.shape={{architecture: Gemma3ForCausalLM, {sizes}, sliding_window: 1024}}"
+    shape = load(["model=hub", "model.hub_id=google/gemma-3-27b-it", word]).model.shape
+    assert shape is not None
+    assert shape.to_shape().windows == (*(1024,) * 5, 8192)
