@@ -186,9 +186,14 @@ STYLES = {"error": "1;31", "warning": "33"}
 """ANSI codes: bold red, yellow."""
 
 
+def redraws(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that moves its cursor and knows colours."""
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
 def coloured(text: str, word: str, code: str, stream: TextIO) -> str:
     """Colour the first place of a word in a text, on a terminal for which NO_COLOR is not set (no-color.org)."""
-    plain = not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    plain = not redraws(stream) or os.environ.get("NO_COLOR")
     return text if plain else text.replace(word, f"\x1b[{code}m{word}\x1b[0m", 1)
 
 
@@ -299,7 +304,7 @@ class ScreenProgress:
     def task(self, title: str, total: float | None, unit: str = "") -> Iterator[Advance]:
         """See `pipelines.domain.progress.Progress.task`."""
         log.info("%s: %s %s", title, total if total is not None else "", unit)
-        if self._err.isatty():
+        if redraws(self._err):
             with _bar(title, total, unit, self._err, above=sys.stdout is self._out) as advance:
                 yield advance
         else:

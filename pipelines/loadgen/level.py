@@ -18,6 +18,7 @@ from typing import Any
 
 from pipelines.document.show import count
 from pipelines.domain.summary import SECOND, RequestColumns, Window, whole_window
+from pipelines.host.screen import redraws
 from pipelines.loadgen.client_processes import ClientProcesses
 from pipelines.loadgen.config import BenchmarkSettings, WorkloadSettings
 from pipelines.loadgen.health import MachineLoad, MachineWatch, MetricsWatch, collected
@@ -387,7 +388,7 @@ def plain_view(title: str, write: Callable[[str], Any] = sys.stderr.write) -> Vi
 @contextmanager
 def live_view(title: str) -> Iterator[View]:
     """Yield the view that suits standard error: two lines that change in place on a terminal, or lines for logs."""
-    if not sys.stderr.isatty():
+    if not redraws(sys.stderr):
         yield plain_view(title)
         return
     from rich.console import Console

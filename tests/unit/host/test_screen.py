@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from pipelines.host import screen
+from pipelines.loadgen.level import live_view
 
 
 @pytest.mark.parametrize(
@@ -18,3 +19,14 @@ def test_a_line_per_tenth_and_per_percent_of_slow_work(capsys, monkeypatch, seco
         for _ in range(25):
             advance(1)
     assert capsys.readouterr().err.splitlines() == [f"  quantizing: {percent} %" for percent in shown]
+
+
+def test_a_terminal_without_a_cursor_gets_the_lines_of_a_log(capsys, monkeypatch):
+    """Rich draws nothing there but an empty line for each bar."""
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with screen.ScreenProgress().task("quantizing", 2) as advance:
+        advance(1)
+    with live_view("concurrency 4") as show:
+        show("13.8 req/s")
+    assert capsys.readouterr().err == "  quantizing: 50 %\n"
