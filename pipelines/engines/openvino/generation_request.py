@@ -127,8 +127,8 @@ class GuidedTokens:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing may follow."""
-        return bool(self._matcher.is_stopped())
+        """Whether nothing may follow. A matcher that failed has stopped too; `allowed` says why."""
+        return bool(self._matcher.is_stopped() and not self._matcher.is_error())
 
 
 def _grammar(kind: str, text: str) -> str:

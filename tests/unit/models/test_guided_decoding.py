@@ -134,6 +134,11 @@ def test_whitespace_cannot_go_on_for_ever(
     assert least <= longest <= most, text
 
 
+def test_an_answer_that_llguidance_gives_up_is_an_error_and_not_complete(guides: Guides, model: str) -> None:
+    with pytest.raises(ValueError, match=r"guided decoding: parser error: Too many items \(limit 50000"):
+        answer(guides.read("ebnf_grammar", 'start: "a" start'), model, 0)
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "said"),
     [
