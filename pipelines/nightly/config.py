@@ -106,7 +106,7 @@ class NightlySettings(Group):
         rebuild: whether to rebuild everything except downloads, so that tonight's code is measured.
         history: folder of the history.
         timeout_s: a cell that takes longer is stopped and counts as failed.
-        window: how many earlier nights are considered at most.
+        window: nights that later ones are compared with, at most: the first of a level, which stay.
         false_alarms: probability that a run reports a regression although nothing changed.
         confirmations: times a cell that looks worse is measured again; the median of all counts.
         issue: Markdown file for an issue, written after a bad night and removed after a good one; a webhook in the

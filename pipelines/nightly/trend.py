@@ -294,7 +294,8 @@ def _method(settings: NightlySettings, verdict: NightVerdict) -> tuple[tuple[str
         ("compared", "Only with nights of the same cell, machine class and protocol."),
         (
             "noise",
-            f"Student's t of logarithms over the last {settings.window} nights, at least {LEAST_NIGHTS}. All "
+            f"Student's t of logarithms over the first {settings.window} nights of a level, at least "
+            f"{LEAST_NIGHTS}. All "
             f"{verdict.questions} comparisons of this run together report an unchanged system as worse in "
             f"{100 * settings.false_alarms:g} % of runs. A cell that looks worse is measured up to "
             f"{settings.confirmations} times more, and the median counts.",

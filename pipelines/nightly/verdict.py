@@ -51,7 +51,7 @@ class ChangeRule:
         higher_is_better: True for throughput; False for latency, size and seconds.
         floor: relative change that never counts, e.g. 0.05.
         chance: probability that one test of an unchanged series says "worse".
-        window: how many earlier nights are considered at most.
+        window: nights that later ones are compared with, at most: the first of a level, so that it cannot creep away.
     """
 
     higher_is_better: bool
@@ -102,7 +102,7 @@ def replay(
             judged.append(JudgedNight("no value"))
             continue
         recent = [i for i in range(start, night + 1) if badness[i] is not None][-SHIFT_NIGHTS:]
-        state, first, centre, limit = _judge(badness, good[-rule.window :], recent, rule)
+        state, first, centre, limit = _judge(badness, good[: rule.window], recent, rule)
         if state == "worse":
             since = first if since is None else min(since, first)
             good = [i for i in good if i < since]

@@ -73,6 +73,15 @@ def test_failures_with_one_reason_are_one_line(tmp_path):
     assert words(History(tmp_path), found)[0] == "FAILED  a, b: no disk left"
 
 
+def test_a_slow_decline_is_a_regression():
+    """0.2 % a night: the nights of the decline must not become the level that it is compared with."""
+    level = [night(number, RATES[number % len(RATES)]) for number in range(20)]
+    decline = [night(20 + number, 1000 * 0.998**number) for number in range(40)]
+    found = [verdict(tonight, before=level + decline[:place]).exit_code for place, tonight in enumerate(decline)]
+    assert found.index(3) < 30
+    assert set(found[30:]) == {3}
+
+
 def test_it_stays_a_regression_since_the_first_bad_night():
     bad = [night(number, 800.0) for number in (8, 9, 10)]
     (found,) = verdict(*bad).regressions
