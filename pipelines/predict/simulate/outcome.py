@@ -209,7 +209,7 @@ WHY = {
 }
 """The same in words, without figures of the engine."""
 LEAST_SHARE = 0.01
-"""Share of the run below which a reason to wait is not mentioned."""
+"""Share of the run below which a further reason to wait is not mentioned."""
 MANY_USERS = 4
 """Users per request that runs, from which a closed loop is said to have too many."""
 
@@ -241,13 +241,13 @@ def limits_in_words(outcome: PolicyOutcome) -> str:
 
 
 def _told(outcome: PolicyOutcome) -> list[tuple[str, float]]:
-    """Return the reasons to wait that are worth a mention, and their shares of the run, largest first."""
-    shares = [(name, share) for name, share in outcome.waiting.items() if share >= LEAST_SHARE]
-    return sorted(shares, key=lambda item: -item[1])
+    """Return the main reason to wait and others worth a mention, and their shares of the run, largest first."""
+    shares = sorted(outcome.waiting.items(), key=lambda item: -item[1])
+    return [*shares[:1], *(item for item in shares[1:] if item[1] >= LEAST_SHARE)]
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    return f"{100 * share:.0f} %" if share >= LEAST_SHARE else "less than 1 %"
 
 
 def _reasons(outcome: PolicyOutcome) -> dict[str, str]:

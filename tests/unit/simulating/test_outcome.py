@@ -1,5 +1,7 @@
 """Numbers of a run: those of the load generator's summary over the same requests, and what only a simulator knows."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -75,6 +77,8 @@ def test_every_policy_gives_its_own_reason() -> None:
     assert "because the token budget of 16 (max_num_tokens) was used up." in limits_in_words(chunked)
     _, free = run_of(SchedulerLimits("inflight", slots=8), [9] * 3)
     assert (free.waiting, limits_in_words(free)) == ({}, "no request waited for a slot.")
+    rare = dataclasses.replace(free, waiting={"slots": 0.004, "kv_blocks": 0.001})
+    assert limits_in_words(rare) == "requests waited less than 1 % of the time because all 8 slots were in use."
 
 
 def test_a_static_engine_names_what_closed_its_batches() -> None:
