@@ -197,7 +197,8 @@ async def only_answer(responses: AsyncIterator[Json]) -> Json:
                 break
     if len(collected) != 1:
         counted = "several responses" if collected else "no response"
-        raise ApiError(400, f"The model gave {counted}; use generate_stream for a request with stream=true.")
+        several = "stream=true or num_return_sequences above 1"
+        raise ApiError(400, f"The model gave {counted}; use generate_stream for a request with {several}.")
     return collected[0]
 
 

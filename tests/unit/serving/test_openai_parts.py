@@ -1,10 +1,15 @@
 """Responses of the engine as the OpenAI service reads them."""
 
+import asyncio
+from collections.abc import AsyncIterator
+
 import numpy as np
 import pytest
 from tritonclient.grpc import InferResult, service_pb2
 
 from pipelines.serving.openai.backend import _part
+from pipelines.serving.openai.errors import ApiError
+from pipelines.serving.openai.generate import only_answer
 from pipelines.serving.openai.generation import TokenPart
 
 PLAIN = {"output_ids": np.array([[[7, 9, 4]]], np.int32), "sequence_length": np.array([[3]], np.int32)}
@@ -50,3 +55,12 @@ def test_logits_of_new_tokens_come_with_them() -> None:
     found = _part(result(**PLAIN, generation_logits=logits))
     assert found.tokens == (7, 9, 4)
     np.testing.assert_array_equal(found.logits, logits[0, 0, -3:])
+
+
+def test_several_answers_where_one_fits_name_both_inputs_that_make_them() -> None:
+    async def two() -> AsyncIterator[dict[str, str]]:
+        yield {"text_output": "a"}
+        yield {"text_output": "b"}
+
+    with pytest.raises(ApiError, match=r"several responses; .* stream=true or num_return_sequences above 1"):
+        asyncio.run(only_answer(two()))
