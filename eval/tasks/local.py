@@ -135,6 +135,8 @@ def _explained(name: str, reader: _LocalCopy) -> Iterator[None]:
     except (*_FOREIGN, DatasetsError) as error:
         cause = error.__cause__ if isinstance(error, DatasetsError) else None  # the error itself only says: failed
         what = " ".join(f"{type(cause or error).__name__}: {cause or error}".split())[:300]
+        if isinstance(cause or error, StopIteration):  # without words: a reader found no first row
+            what = "a file or a split has no rows"
         columns = f" It has these columns: {reader}." if reader.columns else ""
         raise UserError(
             f"The data at '{reader.folder}' do not fit eval.task='{name}': {what}.{columns}",

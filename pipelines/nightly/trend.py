@@ -161,7 +161,7 @@ def _cards(verdict: NightVerdict, settings: NightlySettings) -> tuple[doc.Card, 
             "Cells measured", f"{len(done)} of {len(verdict.records)}", "",
             f"{len(verdict.failures)} failed, {refused} not possible here", "recorded",
         ),
-        doc.Card("Lowest throughput against before", f"{_change(worst):+.1f}", "%", worst.cell, "measured")
+        doc.Card("Lowest throughput against before", f"{_change(worst):+z.1f}", "%", worst.cell, "measured")
         if worst
         else doc.Card("Throughput against before", "not yet known", "", "too few nights", ""),
         doc.Card("Largest accuracy loss", f"{losses[cell]:.2f}", "%", f"{cell}, against 16 bit", "measured")
@@ -214,7 +214,7 @@ def _rows(
             metric = f"{figure.key} at {load['load']}"
             value = record.metrics.get(metric)
             change = _change(lines.get((record.cell, metric)))
-            cells += [number(figure.shown(value)), NONE if change is None else f"{change:+.1f}"]
+            cells += [number(figure.shown(value)), NONE if change is None else f"{change:+z.1f}"]
         accuracy = record.accuracy or {}
         lost = None if word is Verdict.NOT_MEASURED else accuracy.get("loss_percent")
         loss = (percent(accuracy.get("accuracy")), NONE if lost is None else f"{lost:.2f}", str(word or NONE))

@@ -25,6 +25,8 @@ from pipelines.predict.simulator.interface import (
 from pipelines.predict.simulator.loop import iteration_seconds
 from pipelines.predict.simulator.scheduler import Request, Rules, RunTotals, record_of
 
+MOST_TICKS = 1_000_000
+"""With a table of iterations, which has a row for each tick."""
 # Duration of one engine iteration, as numbers that a tight loop can evaluate.
 #
 # An engine works in iterations. Each processes T tokens (one per decoding request and the tokens of the prompts, or of
@@ -178,6 +180,8 @@ def simulate(
     """
     isl, osl = np.asarray(load.isl, dtype=np.int64), np.asarray(load.osl, dtype=np.int64)
     _check(engine, load, isl, osl)
+    if iterations and isinstance(cost, TickCost) and load.arrival is not None and len(isl):
+        _check_ticks(min(float(np.max(load.arrival)), math.inf if until is None else until))
     loop, name = loop_of(backend)
     rules = _rules(engine, load, cost, until, record=iterations)
     numbers = np.array([cost.prefill, cost.decode], dtype=np.float64) if isinstance(cost, TickCost) else cost.array()
@@ -250,6 +254,15 @@ def _check(engine: SchedulerLimits, load: OfferedLoad, isl: Any, osl: Any) -> No
             f"{engine.tokens_per_block} tokens.",
             allowed=f"The cache has {max(pool, 0)} of them.",
             todo="Give the engine more kv_blocks, or shorten the request.",
+        )
+
+
+def _check_ticks(last: float) -> None:
+    if last > MOST_TICKS:
+        raise UserError(
+            f"The last request arrives at tick {last:,.0f}.",
+            allowed=f"At most {MOST_TICKS:,}: each tick, idle or not, is a row of the table of iterations.",
+            todo="Raise benchmark.request_rate, or set simulator.until.",
         )
 
 

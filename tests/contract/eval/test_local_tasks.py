@@ -258,7 +258,9 @@ def test_data_that_do_not_fit_are_refused(tmp_path: Path, columns: list[str], sp
     assert session.prompts == []
 
 
-@pytest.mark.parametrize(("text", "said"), [('{"question": "x\n', "JSON parse error"), ("", "StopIteration")])
+@pytest.mark.parametrize(
+    ("text", "said"), [('{"question": "x\n', "JSON parse error"), ("", "a file or a split has no rows")]
+)
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, text: str, said: str) -> None:
     """With the reader's own reason, not the one that something failed."""
     (tmp_path / "test.jsonl").write_text(text)

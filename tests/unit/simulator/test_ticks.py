@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipelines.domain.errors import UserError
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.run import TickCost, simulate
 from tests.support.simulated_records import gap_before_last
@@ -45,3 +46,13 @@ def test_first_iteration_prefills_all_slots() -> None:
     assert run.iterations.seconds[0] == transcript["first_iteration_ends_at_tick"]
     assert run.iterations.queue[0] == transcript["queue_after_first_admission"]
     assert run.requests.first_token[:4].tolist() == [transcript["first_ttft_ticks"]] * 4
+
+
+def test_idle_ticks_beyond_a_million_are_refused() -> None:
+    """Each is a row of the table; the simulation of a rate of 1e-9 a tick filled the memory."""
+    load = OfferedLoad(isl=np.full(2, 10), osl=np.full(2, 10), arrival=np.array([0.0, 5e9]))
+    engine = SchedulerLimits("inflight", slots=4, max_num_tokens=None)
+    with pytest.raises(UserError, match=r"arrives at tick 5,000,000,000\. At most 1,000,000.*benchmark\.request_rate"):
+        simulate(engine, load, TickCost(2, 1, 1), iterations=True, backend="numpy")
+    assert simulate(engine, load, TickCost(2, 1, 1), until=20, iterations=True, backend="numpy").end >= 20
+    assert simulate(engine, load, TickCost(2, 1, 1), backend="numpy").end > 5e9
