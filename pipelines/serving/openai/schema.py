@@ -186,8 +186,9 @@ class Sampling(BaseModel):
             raise ApiError(400, f"'stop_token_ids' takes up to {MAX_STOPS} tokens.", param="stop_token_ids")
         if len(self.logit_bias or {}) > MAX_BIASES:
             raise ApiError(400, f"'logit_bias' takes up to {MAX_BIASES} tokens.", param="logit_bias")
-        if any(not TOKEN.fullmatch(token) for token in self.logit_bias or ()):
-            raise ApiError(400, "'logit_bias' has a key that is no token id.", param="logit_bias")
+        wrong = next((key for key in self.logit_bias or () if not TOKEN.fullmatch(key)), None)
+        if wrong is not None:
+            raise ApiError(400, f"'logit_bias' has the key '{wrong[:50]}', which is no token id.", param="logit_bias")
 
 
 class CompletionRequest(Sampling):
