@@ -186,7 +186,7 @@ def _read_parquet(path: Path, column: str) -> Iterator[Row]:
     try:
         with parquet.ParquetFile(path) as file:
             schema = file.schema_arrow
-            lists = [field.name for field in schema if types.is_list(field.type)]
+            lists = [field.name for field in schema if types.is_list(field.type) or types.is_large_list(field.type)]
             chosen = _column(column, schema.names, lists, str(path))
             batches = file.iter_batches(batch_size=256, columns=[chosen])
             for number, value in enumerate(itertools.chain.from_iterable(each.column(0) for each in batches), start=1):

@@ -141,7 +141,9 @@ def test_chats_in_either_layout_are_read_as_chats(tmp_path) -> None:
     rows = [{"messages": chat}, {"messages": parts}, {"conversations": shared}]
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     parquet.write_table(pa.table({"id": [1], "messages": [chat]}), tmp_path / "data.parquet")
-    assert list(load_texts(tmp_path)) == ["User: Hi\n\nAssistant: Hello"] * 4
+    large = pa.large_list(pa.struct({"role": pa.large_string(), "content": pa.large_string()}))
+    parquet.write_table(pa.table({"messages": pa.array([chat], large)}), tmp_path / "polars.parquet")
+    assert list(load_texts(tmp_path)) == ["User: Hi\n\nAssistant: Hello"] * 5
     assert list(load_texts(tmp_path / "data.parquet", column="messages", render=str)) == [str(chat)]
 
 
