@@ -64,7 +64,7 @@ def load_tokenizer(folder: Path) -> Any:
     Raises:
         UserError: the folder has no tokenizer, or it cannot be read.
     """
-    return PreTrainedTokenizerFast(**opened(folder).for_transformers())  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(**opened(folder).for_transformers())
 
 
 class _PerQuestion:

@@ -55,7 +55,7 @@ def load_tokenizer(source: ModelFolder) -> Any:
     Raises:
         UserError: the folder has no tokenizer, or it cannot be read.
     """
-    return PreTrainedTokenizerFast(**opened(source.folder).for_transformers())  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(**opened(source.folder).for_transformers())
 
 
 def hf_config(source: ModelFolder) -> Any:

@@ -186,7 +186,7 @@ class LayerSource:
         if kind is not None:
             config.layer_types = [kind] * layers
         config.pad_token_id = None  # it need not be below `rows`
-        return AutoModelForCausalLM.from_config(config, dtype=self.dtype)  # type: ignore[no-untyped-call]
+        return AutoModelForCausalLM.from_config(config, dtype=self.dtype)
 
 
 # Hidden states between two layers, on disk, and the passes that take them through a layer.

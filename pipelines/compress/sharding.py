@@ -48,7 +48,7 @@ def load_sharded(source: ModelFolder, dtype: str, device: str) -> torch.nn.Modul
 def empty_model(source: ModelFolder, dtype: str) -> torch.nn.Module:
     """Return a model on the CPU whose weights have types and shapes, but take no memory."""
     with init_empty_weights(include_buffers=False):
-        built: Any = AutoModelForCausalLM.from_config(hf_config(source), dtype=torch_dtype(dtype))  # type: ignore[no-untyped-call]
+        built: Any = AutoModelForCausalLM.from_config(hf_config(source), dtype=torch_dtype(dtype))
     built.config.use_cache = False
     built.tie_weights()
     model: torch.nn.Module = built.eval()

@@ -192,7 +192,7 @@ def trace_checkpoint(model_dir: Path, checkpoint: Checkpoint) -> TracedModel:
     """
     with muted():
         config = AutoConfig.from_pretrained(str(model_dir), local_files_only=True)
-        model = AutoModelForCausalLM.from_config(_configured(config, checkpoint), dtype=torch.float32)  # type: ignore[no-untyped-call]
+        model = AutoModelForCausalLM.from_config(_configured(config, checkpoint), dtype=torch.float32)
     model.eval().requires_grad_(False)
     _fill(model, checkpoint)
     rounding = _kv_rounding(checkpoint)
@@ -306,7 +306,7 @@ def _kv_rounding(checkpoint: Checkpoint) -> list[Rounding]:
     return [partial(rounding, scale=scale) for scale in scales]
 
 
-class _RoundedCache(DynamicCache):
+class _RoundedCache(DynamicCache):  # type: ignore[misc]
     def __init__(self, rounding: Sequence[Rounding]) -> None:
         super().__init__()
         self._rounding = rounding

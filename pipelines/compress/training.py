@@ -262,14 +262,14 @@ def _report(state: Any, best: int) -> dict[str, Any]:
     }
 
 
-class _Recovery(Trainer):
+class _Recovery(Trainer):  # type: ignore[misc]
     """Trains towards the next token, or towards a teacher's predictions."""
 
     teacher: torch.nn.Module | None = None
 
     def _get_train_sampler(self, *_arguments: Any) -> Any:
         """Take the sequences in the order in which they are given."""
-        return SequentialSampler(self.train_dataset)  # type: ignore[arg-type] # it is a list
+        return SequentialSampler(self.train_dataset)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Save the random state, then wait for all processes before the checkpoint is marked complete."""
@@ -331,7 +331,7 @@ class _Sharded(_Recovery):
             self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER, weights_only=True))
 
 
-class _KeepZeros(TrainerCallback):
+class _KeepZeros(TrainerCallback):  # type: ignore[misc]
     """Puts the zeros of a sparse model back after every update of its weights."""
 
     def __init__(self, weights: TrainedWeights) -> None:
@@ -343,7 +343,7 @@ class _KeepZeros(TrainerCallback):
                 weight.mul_(mask)
 
 
-class _Watch(TrainerCallback):
+class _Watch(TrainerCallback):  # type: ignore[misc]
     """Shows progress, and ends training that gets no better or whose loss is no number."""
 
     def __init__(
