@@ -291,8 +291,8 @@ class OpenAiServer:
 
     def _once(self, method: str, path: str, body: Json | None) -> Json:
         try:
-            parts, connection = urlsplit(self.url), getattr(self._local, "connection", None)
-            if connection is None:
+            parts, kept = urlsplit(self.url), getattr(self._local, "connection", None)
+            if (connection := kept) is None:
                 kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
                 self._local.connection = connection = kind(parts.netloc, timeout=self.timeout_s)
             headers = {"Content-Type": "application/json"}
@@ -304,6 +304,8 @@ class OpenAiServer:
             status, raw = response.status, response.read()
         except (OSError, http.client.HTTPException) as error:
             self._local.connection = None
+            if kept is not None and isinstance(error, ConnectionError):  # servers close idle ones; uvicorn after 5 s
+                return self._once(method, path, body)
             raise ForTheMoment(f"{type(error).__name__}: {error}") from None
         try:
             reply = json.loads(raw)
@@ -314,7 +316,6 @@ class OpenAiServer:
             return reply
         reason = stated_reason(raw).rstrip(".")[:500] or "without a reason"
         if status in FOR_THE_MOMENT or (ok and not isinstance(reply, dict)):
-            connection.close()  # the server may close it during the wait, which would cost the next attempt
             raise ForTheMoment(f"HTTP status {status}, {reason}", _seconds(response.headers.get("Retry-After")))
         todo = "Check eval.url and eval.model."
         if body and body.get("echo"):

@@ -184,6 +184,18 @@ def test_a_connection_that_is_closed_during_the_wait_costs_no_attempt(stand, tmp
     assert server.write(["p"], GREEDY, [], SilentProgress()) == ["<p>"]
 
 
+def test_a_connection_that_the_server_closed_between_requests_costs_no_attempt(stand, tmp_path, monkeypatch) -> None:
+    """A diagnosis asks Triton for longer than the service in front of it keeps an idle connection."""
+    made = stand(echo)
+    closed, close = threading.Event(), made._server.shutdown_request
+    monkeypatch.setattr(made._server.RequestHandlerClass, "timeout", 0.05)
+    monkeypatch.setattr(made._server, "shutdown_request", lambda request: (close(request), closed.set()))
+    server, _ = client(made, tmp_path, attempts=1)
+    server.choose_model()
+    assert closed.wait(30)
+    assert server.send("POST", "/completions", {"prompt": "p"})["choices"] == [{"text": "<p>"}]
+
+
 def test_waits_grow_where_the_server_says_nothing(stand, tmp_path) -> None:
     def reply(request: dict[str, Any], number: int) -> Any:
         return (503, {}, b"busy") if number < 5 else echo(request, number)
