@@ -50,6 +50,7 @@ OTHER_LAYOUTS = {
         "a LoRA adapter",
         "Serve it beside its base model (lora=adapters), or merge it with peft's merge_and_unload().",
     ),
+    "rank*.safetensors": ("a TensorRT-LLM checkpoint", "Give the Hugging Face folder that it was made from."),
     "rank*.engine": ("a TensorRT engine", "Set engine.path to it, and model.path to the model it was built from."),
     "openvino_model.xml": ("an OpenVINO model", "Give the Hugging Face folder that it was made from."),
     "*.onnx": ("an ONNX model", "Give the Hugging Face folder that it was made from."),
@@ -213,6 +214,8 @@ def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:
             todo=f"These folders below it have one: {', '.join(below[:3])}." if below else f"Give {HF_FOLDER}.",
         )
     content = json_object(config)
+    if "architectures" not in content:  # checkpoints and engines have a config.json of their own
+        _refuse_other_layout(folder.iterdir(), folder, key)
     if (architecture := whole(content)) is None:
         return content
     if key != "model.path":

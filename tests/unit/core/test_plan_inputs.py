@@ -73,9 +73,13 @@ def test_a_model_that_later_fails_is_refused(tmp_path, model, spoil, message):
 
 def test_models_in_other_layouts_are_refused_by_name(tmp_path, model):
     (model / "model.safetensors").unlink()
-    native = tmp_path / "native"
-    native.mkdir()
+    native, made = tmp_path / "native", tmp_path / "made"
+    for folder in native, made:
+        folder.mkdir()
+    (made / "config.json").write_text('{"architecture": "LlamaForCausalLM"}')
     for folder, file, layout in (
+        (made, "rank0.safetensors", "a TensorRT-LLM checkpoint"),
+        (made, "openvino_model.xml", "an OpenVINO model"),
         (model, "model-q4_0.gguf", "GGUF, llama.cpp's format"),
         (native, "params.json", "the layout of Mistral or Meta"),
         (native, "adapter_config.json", "a LoRA adapter"),
