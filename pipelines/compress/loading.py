@@ -9,7 +9,13 @@ import torch
 from pipelines.checkpoint.tokenizer import opened
 from pipelines.compress.contexts import gpu_memory_named, muted
 from pipelines.compress.model_folder import ModelFolder, look_at, pick_device, torch_dtype
-from pipelines.compress.transformers_door import MAJOR, AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from pipelines.compress.transformers_door import (
+    MAJOR,
+    VERSION,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedTokenizerFast,
+)
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import SOFT_CAPS, settled
 from pipelines.domain.progress import Progress
@@ -63,8 +69,17 @@ def hf_config(source: ModelFolder) -> Any:
 
     Transformers 5 writes `rope_parameters`; 4.x only reads `rope_theta` and `rope_scaling` beside it, and would
     silently fall back to theta 10,000.
+
+    Raises:
+        UserError: Transformers refuses config.json, for example a whole number where it wants a float.
     """
-    config = AutoConfig.from_pretrained(str(source.folder), local_files_only=True, trust_remote_code=False)
+    try:
+        config = AutoConfig.from_pretrained(str(source.folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001 - of a class that depends on the versions of Transformers and its libraries
+        raise UserError(
+            f"Transformers {VERSION} refuses {source.folder / 'config.json'}: {' '.join(str(error).split())}.",
+            todo="Correct the file.",
+        ) from None
     if MAJOR < 5:
         rope = both_spellings(settled(source.config))
         for key in rope.keys() - {"rope_parameters"}:

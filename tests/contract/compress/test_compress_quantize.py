@@ -365,3 +365,10 @@ def test_the_batch_size_does_not_change_what_is_measured(models, texts, tmp_path
 def test_an_unknown_model_folder_is_named(tmp_path: Path, texts) -> None:
     with pytest.raises(UserError, match=r"has no config\.json"):
         quantize(tmp_path, tmp_path / "out", spec_of(QFormat.NONE), texts, CALIBRATION)
+
+
+def test_a_configuration_that_transformers_refuses_is_named(texts, tmp_path) -> None:
+    config = write_model(tmp_path / "model", "llama") / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"initializer_range": "0.02"}))
+    with pytest.raises(UserError, match=r"Transformers .* refuses .*config\.json: .*initializer_range"):
+        quantize(config.parent, tmp_path / "out", spec_of(QFormat.FP8), texts, CALIBRATION)
