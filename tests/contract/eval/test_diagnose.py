@@ -21,7 +21,18 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import SilentProgress
 from tests.support.diagnosed import CALIBRATION, TEXTS, Deployments, Places, Recipe
-from tests.support.planted_faults import FAULTS, FP8, LLAMA, Tensors, at, in_checkpoint, in_engine, scaled
+from tests.support.planted_faults import (
+    FAULTS,
+    FP8,
+    LLAMA,
+    Tensors,
+    at,
+    change,
+    exchanged,
+    in_checkpoint,
+    in_engine,
+    scaled,
+)
 from tests.support.small_models import write_model
 
 CHEAP = ("a weight times 1.05", "two layers exchanged", "attention scale 1 / head size")
@@ -65,6 +76,18 @@ def test_a_planted_fault_is_named(name: str, made: Deployments, tmp_path: Path) 
     first = accused.findings[0]
     assert (accused.stage, first.layer) == (fault.stage, fault.layer)
     assert fault.tensor in first.tensor
+
+
+def test_norms_of_heads_that_are_exchanged_are_named(made: Deployments, tmp_path: Path) -> None:
+    """They are shorter than the layers' norms, with which they are compared too."""
+    places = made.copied(Recipe("qwen"), tmp_path / "copy", served=False)
+    norms = [f"transformer.layers.1.attention.{part}_layernorm" for part in "qk"]
+    change(places.checkpoint, exchanged(*norms))
+    accused = diagnosed(places, tmp_path / "log").accused
+    assert accused is not None
+    first = accused.findings[0]
+    assert (accused.stage, first.layer, first.tensor) == (Place.CHECKPOINT, 1, f"{norms[0]}.weight")
+    assert first.cause == f"it holds {norms[1]}"
 
 
 def test_an_engine_without_a_bias_of_its_checkpoint_is_named(made: Deployments, tmp_path: Path) -> None:
