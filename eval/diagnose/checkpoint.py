@@ -81,7 +81,7 @@ def examine(
 
 def _configuration(checkpoint: Checkpoint, model: TracedModel, examined: Examined) -> None:
     ours, facts = checkpoint.config, model.facts()
-    stated = {name: getattr(ours, name, None) for name in facts} | {
+    stated = {name: getattr(ours, name, ours.raw.get(name, 1.0)) for name in facts} | {
         "attn_bias": bool(ours.raw.get("attn_bias")),
         "mlp_bias": bool(ours.raw.get("mlp_bias")),
     }

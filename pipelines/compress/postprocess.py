@@ -98,11 +98,11 @@ def corrected(exported: Mapping[str, Any], hf_config: Mapping[str, Any], spec: Q
     if family.states_window_late and (window := family.settled(hf_config)["sliding_window"]):
         config["sliding_window"] = window  # TensorRT-LLM's own reader ignores it; evaluation and the CPU engine do not
     if family.architecture == Architecture.GRANITE:
-        config |= _multipliers(family.settled(hf_config), config["head_size"])
+        config |= multipliers(family.settled(hf_config), config["head_size"])
     return config | _rotary(hf_config)
 
 
-def _multipliers(hf_config: Mapping[str, Any], head_size: int) -> dict[str, float]:
+def multipliers(hf_config: Mapping[str, Any], head_size: int) -> dict[str, float]:
     """Return Granite's multipliers in TensorRT-LLM's terms, where that of attention is beside 1 / sqrt(head size).
 
     Source: `models/llama/config.py`, `models/llama/model.py` (q_scaling).

@@ -22,6 +22,7 @@ from pipelines.compress.by_tensor import NORMS
 from pipelines.compress.contexts import muted
 from pipelines.compress.loading import load_model
 from pipelines.compress.model_folder import look_at
+from pipelines.compress.postprocess import multipliers
 from pipelines.compress.transformers_door import MAJOR, AutoConfig, AutoModelForCausalLM, DynamicCache
 from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import FLOAT_WEIGHTS, Activation, KvFormat
@@ -72,6 +73,7 @@ class TracedModel:
         """Return what the model computes with, under the names of a checkpoint's config.json."""
         config, inner = self._model.config, self._model.model
         attention = inner.layers[0].self_attn
+        granite = config.model_type == "granite"
         return {
             "num_hidden_layers": self.layers,
             "hidden_size": config.hidden_size,
@@ -85,6 +87,7 @@ class TracedModel:
             "attn_bias": attention.q_proj.bias is not None,
             "mlp_bias": inner.layers[0].mlp.gate_proj.bias is not None,
             "max_position_embeddings": config.max_position_embeddings,
+            **(multipliers(config.to_dict(), attention.head_dim) if granite else {}),
         }
 
     def rotary_factor(self) -> float:
@@ -199,6 +202,9 @@ def trace_checkpoint(model_dir: Path, checkpoint: Checkpoint) -> TracedModel:
     return TracedModel(model, (lambda: _RoundedCache(rounding)) if rounding else lambda: None)
 
 
+_MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "output_multiplier_scale")
+
+
 def _configured(config: Any, checkpoint: Checkpoint) -> Any:
     """Return a Transformers configuration with everything that a checkpoint states."""
     ours = checkpoint.config
@@ -216,6 +222,10 @@ def _configured(config: Any, checkpoint: Checkpoint) -> Any:
     else:
         scaling = dict(ours.rotary_scaling or {"rope_type": "default"})
         config.rope_parameters = {**scaling, "rope_theta": ours.rotary_base}
+    if config.model_type == "granite":  # the reverse of `postprocess.multipliers`
+        embedding, attention, residual, logits = (float(ours.raw.get(name, 1.0)) for name in _MULTIPLIERS)
+        config.embedding_multiplier, config.residual_multiplier = embedding, residual
+        config.attention_multiplier, config.logits_scaling = attention * ours.head_size**-0.5, 1 / logits
     config.tie_word_embeddings = "lm_head.weight" not in checkpoint
     config.pad_token_id = None
     return config

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -12,11 +13,13 @@ pytest.importorskip("modelopt")
 
 from eval.diagnose.result import Place, StageDiagnosis, StageVerdict, diagnosis_text
 from eval.diagnose.run import DiagnosedFolders, Simulation, diagnose
+from pipelines.checkpoint.read import Checkpoint
 from pipelines.compress.config import QuantSettings
 from pipelines.compress.quantizing import quantize
 from pipelines.compress.simulating import SimulatedModel, fake_quantized_model
 from pipelines.compress.specs import QuantSpec
 from pipelines.compress.texts import load_texts
+from pipelines.compress.traced import trace_checkpoint
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import SilentProgress
@@ -28,6 +31,7 @@ from tests.support.planted_faults import (
     Tensors,
     at,
     change,
+    configure,
     exchanged,
     in_checkpoint,
     in_engine,
@@ -88,6 +92,20 @@ def test_norms_of_heads_that_are_exchanged_are_named(made: Deployments, tmp_path
     first = accused.findings[0]
     assert (accused.stage, first.layer, first.tensor) == (Place.CHECKPOINT, 1, f"{norms[0]}.weight")
     assert first.cause == f"it holds {norms[1]}"
+
+
+def test_a_multiplier_that_is_not_the_models_is_named(made: Deployments, tmp_path: Path) -> None:
+    write_model(made.root / "model-granite", "granite")
+    places = made.copied(Recipe("granite"), tmp_path / "copy", served=False)
+    assert diagnosed(places, tmp_path / "log").accused is None
+    right = trace_checkpoint(places.model, Checkpoint(places.checkpoint)).logits([(3, 5, 8)])[0]
+    configure(places.checkpoint, output_multiplier_scale=0.25)
+    assert np.allclose(trace_checkpoint(places.model, Checkpoint(places.checkpoint)).logits([(3, 5, 8)])[0], right / 2)
+    configure(places.checkpoint, residual_multiplier=1.0)
+    accused = diagnosed(places, tmp_path / "log").accused
+    assert accused is not None
+    named = [each.tensor for each in accused.findings]
+    assert named == ["config.json residual_multiplier", "config.json output_multiplier_scale"]
 
 
 def test_an_engine_without_a_bias_of_its_checkpoint_is_named(made: Deployments, tmp_path: Path) -> None:
