@@ -84,6 +84,7 @@ def _configuration(checkpoint: Checkpoint, model: TracedModel, examined: Examine
     stated = {name: getattr(ours, name, ours.raw.get(name, 1.0)) for name in facts} | {
         "attn_bias": bool(ours.raw.get("attn_bias")),
         "mlp_bias": bool(ours.raw.get("mlp_bias")),
+        "sliding_window": ours.raw.get("sliding_window"),
     }
     facts["hidden_act"] = ACTS.get(facts["hidden_act"], facts["hidden_act"])
     stated["hidden_act"] = ACTS.get(str(stated["hidden_act"]), stated["hidden_act"])

@@ -88,6 +88,7 @@ class TracedModel:
             "mlp_bias": inner.layers[0].mlp.gate_proj.bias is not None,
             "max_position_embeddings": config.max_position_embeddings,
             **(multipliers(config.to_dict(), attention.head_dim) if granite else {}),
+            **({"sliding_window": config.sliding_window} if config.model_type == "mistral" else {}),
         }
 
     def rotary_factor(self) -> float:
@@ -226,6 +227,8 @@ def _configured(config: Any, checkpoint: Checkpoint) -> Any:
         embedding, attention, residual, logits = (float(ours.raw.get(name, 1.0)) for name in _MULTIPLIERS)
         config.embedding_multiplier, config.residual_multiplier = embedding, residual
         config.attention_multiplier, config.logits_scaling = attention * ours.head_size**-0.5, 1 / logits
+    if config.model_type == "mistral":
+        config.sliding_window = ours.raw.get("sliding_window")
     config.tie_word_embeddings = "lm_head.weight" not in checkpoint
     config.pad_token_id = None
     return config

@@ -108,6 +108,16 @@ def test_a_multiplier_that_is_not_the_models_is_named(made: Deployments, tmp_pat
     assert named == ["config.json residual_multiplier", "config.json output_multiplier_scale"]
 
 
+def test_a_window_that_is_not_the_models_is_named(made: Deployments, tmp_path: Path) -> None:
+    write_model(made.root / "model-mistral_with_window", "mistral_with_window")
+    places = made.copied(Recipe("mistral_with_window"), tmp_path / "copy", served=False)
+    configure(places.checkpoint, sliding_window=None)
+    accused = diagnosed(places, tmp_path / "log").accused
+    assert accused is not None
+    assert accused.stage == Place.CHECKPOINT
+    assert [each.tensor for each in accused.findings] == ["config.json sliding_window"]
+
+
 def test_an_engine_without_a_bias_of_its_checkpoint_is_named(made: Deployments, tmp_path: Path) -> None:
     write_model(made.root / "model-qwen2", "qwen2")
     places = made.copied(Recipe("qwen2"), tmp_path / "copy", served=False)
