@@ -7,6 +7,7 @@ input channels.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,24 +50,28 @@ def rotation_cause(actual: Array, plain: Array, angles: Array) -> str:
     return "they are not rotated by the angles of their positions"
 
 
-def attend(q: Array, k: Array, v: Array, scale: float, *, tiled: bool = False, causal: bool = True) -> Array:
-    """Attend causally: q [N, T, D], k and v [K, T, D]; each KV head serves N / K neighbouring query heads."""
+def attend(
+    q: Array, k: Array, v: Array, scale: float, *, window: int = 0, tiled: bool = False, causal: bool = True
+) -> Array:
+    """Attend causally, to the last `window` tokens (0 is all): q [N, T, D], k and v [K, T, D]; N / K heads share one."""
     times = len(q) // len(k)
     k, v = (np.tile(x, (times, 1, 1)) if tiled else np.repeat(x, times, axis=0) for x in (k, v))
     scores = (q @ k.transpose(0, 2, 1)) * np.float32(scale)
     if causal:
-        scores = np.where(np.tril(np.ones(scores.shape[1:], dtype=bool)), scores, np.float32(-1e30))
+        seen = np.tril(np.ones(scores.shape[1:], dtype=bool))
+        scores = np.where(seen & ~np.tril(seen, -window) if window else seen, scores, np.float32(-1e30))
     shares = np.exp(scores - scores.max(2, keepdims=True))
     result: Array = (shares / shares.sum(2, keepdims=True)) @ v
     return result
 
 
-def attention_cause(actual: Array, q: Array, k: Array, v: Array, scale: float, hidden: int) -> str:
+def attention_cause(actual: Array, q: Array, k: Array, v: Array, scale: float, hidden: int, window: int = 0) -> str:
     """Explain an attention [N, T, D] that is wrong, whose scale should be `scale`."""
-    size = q.shape[2]
+    size, near = q.shape[2], partial(attend, window=window)
     tries = {
-        "query heads are grouped wrongly: neighbouring ones do not share a KV head": attend(q, k, v, scale, tiled=True),
+        "query heads are grouped wrongly: neighbouring ones do not share a KV head": near(q, k, v, scale, tiled=True),
         "later tokens are not masked": attend(q, k, v, scale, causal=False),
+        **({f"the window of {window} tokens is not applied": attend(q, k, v, scale)} if window else {}),
     }
     usual = "1 / sqrt(head size)"
     scales = {
@@ -80,7 +85,7 @@ def attention_cause(actual: Array, q: Array, k: Array, v: Array, scale: float, h
     }
     right = usual if math.isclose(scale, scales[usual], rel_tol=1e-6) else f"{scale:.4g}"
     tries |= {
-        f"the attention scale is {name}, not {right}": attend(q, k, v, each)
+        f"the attention scale is {name}, not {right}": near(q, k, v, each)
         for name, each in scales.items()
         if name != right
     }

@@ -175,10 +175,11 @@ class Retraced:
             yield from self._kv(steps, number, {"k": keys, "v": values})
             keys, values = steps[f"{here}.k_rounded"], steps[f"{here}.v_rounded"]
         rotated, actual = steps[f"{here}.q_rotated"], steps[f"{here}.attention"]
-        scale = float(self._grows("attention_multiplier")) * config.head_size**-0.5
+        scale, window = float(self._grows("attention_multiplier")) * config.head_size**-0.5, config.windows[number]
+        right = arithmetic.attend(rotated, keys, values, scale, window=window)
         yield Step(
-            f"{here}.attention", number, "attention", actual, arithmetic.attend(rotated, keys, values, scale), EXACT,
-            lambda: arithmetic.attention_cause(actual, rotated, keys, values, scale, config.hidden_size),
+            f"{here}.attention", number, "attention", actual, right, EXACT,
+            lambda: arithmetic.attention_cause(actual, rotated, keys, values, scale, config.hidden_size, window),
         )  # fmt: skip
         merged = actual.transpose(1, 0, 2).reshape(normed.shape[0], -1)
         yield self._input(number, f"{here}.o_proj", f"transformer.layers.{number}.attention.dense", merged, steps)

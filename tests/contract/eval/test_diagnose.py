@@ -111,6 +111,7 @@ def test_a_multiplier_that_is_not_the_models_is_named(made: Deployments, tmp_pat
 def test_a_window_that_is_not_the_models_is_named(made: Deployments, tmp_path: Path) -> None:
     write_model(made.root / "model-mistral_with_window", "mistral_with_window")
     places = made.copied(Recipe("mistral_with_window"), tmp_path / "copy", served=False)
+    assert diagnosed(places, tmp_path / "log").accused is None
     configure(places.checkpoint, sliding_window=None)
     accused = diagnosed(places, tmp_path / "log").accused
     assert accused is not None

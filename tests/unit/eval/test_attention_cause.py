@@ -23,3 +23,11 @@ def test_a_models_own_scale_that_is_left_out() -> None:
 def test_masks_are_tried_with_the_models_own_scale() -> None:
     cause = attention_cause(attend(Q, K, V, OWN, causal=False), Q, K, V, OWN, hidden=64)
     assert cause == "later tokens are not masked"
+
+
+def test_a_window_that_is_not_applied() -> None:
+    assert (
+        attention_cause(attend(Q, K, V, USUAL), Q, K, V, USUAL, 64, window=3) == "the window of 3 tokens is not applied"
+    )
+    near = attend(Q[:, -1:], K[:, -3:], V[:, -3:], USUAL, causal=False)
+    assert np.allclose(attend(Q, K, V, USUAL, window=3)[:, -1:], near, atol=1e-6)
