@@ -53,7 +53,7 @@ def rotation_cause(actual: Array, plain: Array, angles: Array) -> str:
 def attend(
     q: Array, k: Array, v: Array, scale: float, *, window: int = 0, tiled: bool = False, causal: bool = True
 ) -> Array:
-    """Attend causally, to the last `window` tokens (0 is all): q [N, T, D], k and v [K, T, D]; N / K heads share one."""
+    """Attend causally, to the last `window` tokens (0 is all): q [N, T, D], k and v [K, T, D]; N / K heads share."""
     times = len(q) // len(k)
     k, v = (np.tile(x, (times, 1, 1)) if tiled else np.repeat(x, times, axis=0) for x in (k, v))
     scores = (q @ k.transpose(0, 2, 1)) * np.float32(scale)
