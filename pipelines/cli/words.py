@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 from pipelines.cli.commands import COMMANDS
-from pipelines.domain.errors import Fault, UserError, did_you_mean, refuse
+from pipelines.domain.errors import Fault, UserError, as_question, did_you_mean, meanings, refuse
+from pipelines.settings.former import choices_elsewhere, elsewhere
 from pipelines.settings.groups import choices, groups
 
 USUAL = ("quant", "model", "engine", "hardware", "workload", "parallel")
@@ -79,9 +80,10 @@ def _flag(word: str, following: str) -> tuple[int, Fault]:
     """Explain `--quant fp8` and `--quant=fp8`: settings are not flags."""
     key, equals, value = word.lstrip("-").partition("=")
     takes_next = not equals and _is_bare(following)
-    meant = f"{key.replace('-', '_')}={value or (following if takes_next else '...')}"
+    key, value = key.replace("-", "_"), value or (following if takes_next else "...")
     typed = f"{word} {following}" if takes_next else word
-    todo = f"Did you mean '{meant}'?" if key.split(".")[0].replace("-", "_") in groups_with_keys() else ""
+    ours = [key] if key.split(".")[0] in groups_with_keys() else elsewhere(key)
+    todo = as_question([f"{each}={value}" for each in ours])
     fault = Fault(f"'{typed}' is not an option.", "Settings are written key=value, without dashes.", todo)
     return (2 if takes_next else 1), fault
 
@@ -120,6 +122,7 @@ def _meanings(word: str) -> list[str]:
     exact = [f"{group}={word}" for group, names in names_of.items() if word in names]
     if exact:
         return exact if len(exact) <= MOST_MEANINGS else []
-    near = {f"Did you mean '{name}'?": f"{group}={name}" for group in USUAL for name in names_of[group]}
-    hint = did_you_mean(word, [name for group in USUAL for name in names_of[group]])
-    return [near[hint]] if hint else []
+    if called := [f"{group}={choice}" for group in USUAL for choice in choices_elsewhere(group, word)]:
+        return called
+    near = meanings(word, [name for group in USUAL for name in names_of[group]])
+    return [f"{group}={name}" for name in near for group in USUAL if name in names_of[group]]

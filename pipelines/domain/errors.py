@@ -87,16 +87,35 @@ def collecting(faults: list[Fault]) -> Iterator[None]:
         faults.extend(error.faults)
 
 
-def did_you_mean(text: str, names: Iterable[str]) -> str:
-    """Return "Did you mean 'x'?" for the nearest known word, whatever its case, or an empty string.
+MOST_MEANINGS = 4
+"""A longer list of what a word may mean is no help."""
 
-    A word that begins like the text is nearer than any other: b200 is b200_sxm, not gb200.
+
+def meanings(text: str, names: Iterable[str]) -> list[str]:
+    """List the known words that a mistaken one may mean, the nearest first, whatever its case.
+
+    Words that begin like it are nearer than others (b200 is b200_sxm, not gb200), then those of which it is a part (awq
+    is int4_awq), then the one with the most similar letters.
     """
     by_case = {name.casefold(): name for name in reversed(list(names))}
     word = text.casefold()
-    longer = [name for name in by_case if word and name.startswith(word)]
-    near = get_close_matches(word, longer or list(by_case), n=1, cutoff=0 if longer else 0.5)
-    return f"Did you mean '{by_case[near[0]]}'?" if near else ""
+    if word in by_case or not word:
+        return [by_case[word]] if word else []
+    longer = [name for name in by_case if name.startswith(word)]
+    longer = longer or [name for name in by_case if word in re.split(r"[\W_]+", name)]
+    near = get_close_matches(word, longer or by_case, n=MOST_MEANINGS if longer else 1, cutoff=0 if longer else 0.5)
+    return [by_case[name] for name in near]
+
+
+def did_you_mean(text: str, names: Iterable[str]) -> str:
+    """Return "Did you mean 'x' or 'y'?" for what a mistaken word may mean, or an empty string."""
+    return as_question(meanings(text, names))
+
+
+def as_question(meant: Sequence[str]) -> str:
+    """Ask whether one of these was meant; an empty string for none."""
+    *others, last = [f"'{name}'" for name in meant] or [""]
+    return f"Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if meant else ""
 
 
 _IN_ADDRESS = re.compile(r"""(?<=://)(?:[^/\s'"<>]*|[^/\s:@'"<>]+:(?!\d+/)[^\s@'"<>]*)(?=@)""")

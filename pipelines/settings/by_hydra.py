@@ -9,7 +9,6 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from difflib import get_close_matches
 from typing import Any, get_origin
 
 from hydra import compose, initialize_config_dir
@@ -23,9 +22,9 @@ from hydra.plugins.completion_plugin import CompletionPlugin
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipelines.domain.errors import Fault, UserError, did_you_mean, refuse
+from pipelines.domain.errors import MOST_MEANINGS, Fault, UserError, as_question, meanings, refuse
 from pipelines.settings.base import FOLDERS, Group, OptionTable, at, group_in, keys_of
-from pipelines.settings.former import former
+from pipelines.settings.former import choices_elsewhere, elsewhere, former
 from pipelines.settings.groups import CONF, choices, config_folders, groups
 from pipelines.settings.plain import DEFAULTS, PROJECT, RESOLVERS, override, unresolved
 from pipelines.settings.project import NotPlainError, project_content
@@ -250,8 +249,12 @@ def _choice_fault(group: str, choice: str, typed: str, place: str) -> Fault | No
     return Fault(
         f"{typed} is not known.",
         f"Choose one of {', '.join(choices(group))}.",
-        _place_hint(group, choice, place) or did_you_mean(choice, choices(group)),
+        _place_hint(group, choice, place) or as_question(_choices_meant(group, choice)),
     )
+
+
+def _choices_meant(group: str, choice: str) -> list[str]:
+    return choices_elsewhere(group, choice) or meanings(choice, choices(group))
 
 
 def _place_hint(group: str, choice: str, place: str) -> str:
@@ -261,9 +264,18 @@ def _place_hint(group: str, choice: str, place: str) -> str:
     if group == "model":
         here = choice.startswith(("/", ".", "~"))
         key = group if place == group else f"{group}@{place}"
+        if ours := _of_repository(choice):
+            return f"The choice with this repository of the Hub is {key}={ours}."
         on_the_hub = "" if here else f"; for a model of the Hub: {key}=hub {place}.hub_id={choice}"
         return f"For a folder of yours: {place}.path={choice}{on_the_hub}"
     return f"For a text of yours: calibration=local calibration.path={choice}" if group == "calibration" else ""
+
+
+def _of_repository(name: str) -> str:
+    """Return the choice of a model whose weights are in this repository of the Hub; an empty string without one."""
+    line = re.compile(rf"^hub_id: {re.escape(name)}$", re.MULTILINE | re.IGNORECASE)
+    files = {each: folder / "model" / f"{each}.yaml" for folder in config_folders() for each in choices("model")}
+    return next((each for each, file in files.items() if file.is_file() and line.search(file.read_text())), "")
 
 
 def _known_keys(overrides: Sequence[str]) -> set[str]:
@@ -307,10 +319,7 @@ def _unknown_key(key: str, value: str, keys: set[str]) -> Fault:
         return Fault(message, *moved)
     group, _, leaf = key.rpartition(".")
     if names := sorted(name.rpartition(".")[2] for name in keys if group and name.rpartition(".")[0] == group):
-        own = [f"{group}.{name}" for name in get_close_matches(leaf, names, n=1, cutoff=0.5)]
-        same = [] if group in FOLDERS else sorted(name for name in keys if name.endswith(f".{leaf}"))
-        near = next(iter(same or own), "")
-        hint = f"Did you mean '{near}'?" if near else FOLDERS.get(group, "")
+        hint = as_question(_meant(group, leaf, names, keys)) or FOLDERS.get(group, "")
         return Fault(message, hint, keys_of(group, names, leaf))
     if group in keys and leaf in (inside := _inside(group)):
         return Fault(
@@ -318,11 +327,17 @@ def _unknown_key(key: str, value: str, keys: set[str]) -> Fault:
             f"In its place goes a mapping with the keys {', '.join(inside)}.",
             f"Give what it needs together: {group}={{{leaf}: {value}, ...}}",
         )
-    near = did_you_mean(key, keys | set(groups()))
-    if not near:  # the right leaf without its group: max_batch_size -> build.max_batch_size
-        near = did_you_mean(leaf, {name.rpartition(".")[2] for name in keys})
-        near = near and f"Did you mean '{next(k for k in sorted(keys) if k.rpartition('.')[2] in near)}'?"
-    return Fault(message, near, "`make config` prints all of them.")
+    hint = as_question(_meant("", leaf, [], keys) or meanings(key, keys | set(groups())))
+    return Fault(message, hint, "`make config` prints all of them.")
+
+
+def _meant(group: str, leaf: str, names: Sequence[str], keys: set[str]) -> list[str]:
+    """List what may be meant by an unknown key: by its name in other tools, in its group, in other groups."""
+    if ours := elsewhere(f"{group}.{leaf}"):
+        return ours
+    own = [f"{group}.{name}" for name in meanings(leaf, names)]
+    same = [] if group in FOLDERS else sorted(name for name in keys if name.endswith(f".{leaf}"))
+    return own if own and leaf in own[0] else same[:MOST_MEANINGS] or own
 
 
 def _inside(key: str) -> list[str]:

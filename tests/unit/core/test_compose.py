@@ -2,6 +2,7 @@
 
 import csv
 import re
+from functools import reduce
 
 import pytest
 import yaml
@@ -13,7 +14,9 @@ from pipelines.domain.formats import QFormat
 from pipelines.predict.performance.models import MODELS
 from pipelines.settings.by_hydra import compose_config
 from pipelines.settings.compose import load
+from pipelines.settings.former import CHOICES_ELSEWHERE, ELSEWHERE, elsewhere
 from pipelines.settings.groups import CONF, choices, groups
+from pipelines.settings.plain import unresolved
 from pipelines.settings.root import Settings
 from tests.conftest import REFERENCE, ROOT
 from tests.support.choices import NEEDS
@@ -157,10 +160,25 @@ MISTAKEN_WORDS = [
     ("engine=onnx", r"engine=onnx is not known\. Choose one of auto, openvino, tensorrt_edge, tensorrt_llm"),
     ("build.max_batch_size", r"'build\.max_batch_size' is not a valid override.*Write key=value"),
     ("calibration.seed=7", r"calibration\.seed is no longer a setting\. Nothing is drawn"),
-    ("hardware=h100", r"hardware=h100 is not known.*Did you mean 'h100_"),
     ("hardware=H100", r"hardware=H100 is not known.*Did you mean 'h100_"),
     ("quant=FP8", r"quant=FP8 is not known.*Did you mean 'fp8'"),
     ("hardware=b200", r"hardware=b200 is not known.*Did you mean 'b200_sxm'"),  # gb200 is another machine
+    ("hardware=h100", r"Did you mean 'h100_sxm', 'h100_nvl' or 'h100_pcie'\?"),
+    ("quant=awq", r"Did you mean 'w4a8_awq' or 'int4_awq'\?"),
+    ("quant=SmoothQuant", r"quant=SmoothQuant is not known.*Did you mean 'int8_sq'\?"),
+    ("kv_cache=fp16", r"kv_cache=fp16 is not known.*Did you mean 'auto'\?"),
+    ("engine=cpu", r"engine=cpu is not known.*Did you mean 'openvino'\?"),
+    (
+        "model=meta-llama/Llama-3.1-8B",
+        r"3\.1-8B is not known\. .*The choice with this repository of the Hub is model=llama_3_1_8b\.$",
+    ),
+    ("tensor_parallel_size=2", r"'tensor_parallel_size' is not a known setting\. Did you mean 'build\.tp_size'\?"),
+    ("build.tp=2", r"'build\.tp' is not .* Did you mean 'build\.tp_size'\?"),
+    ("sizing.qps=2", r"Did you mean 'sizing\.average_rate'\?"),
+    ("qps=2", r"Did you mean 'benchmark\.request_rate' or 'sizing\.average_rate'\?"),
+    ("isl=9", r"'isl' is not a known setting\. Did you mean 'workload\.isl'\?"),
+    ("seed=9", r"Did you mean 'recover\.seed' or 'workload\.seed'\?"),
+    ("gpu=h100", r"'gpu' is not a known setting\. Did you mean 'hardware'\?"),
     ("hardware=a100", r"hardware=a100 is not known.*Did you mean 'a100_"),
     ("sparsity=2_4", r"^sparsity=2_4 is not known"),
     ("sparsity=2:4", r"^sparsity=2:4 is not known"),
@@ -170,6 +188,18 @@ MISTAKEN_WORDS = [
     ("model.path=~/a b", r"""Quote the value, .* for this program: 'model\.path="~/a b"'$"""),
 ]
 """Each is told from the others in one composition by Hydra, which takes a tenth of a second."""
+
+
+def test_names_of_other_tools_lead_to_settings_that_exist():
+    config = unresolved([])
+    for ours, names in ELSEWHERE.items():
+        group, *inside = ours.split(".")
+        assert group in groups()
+        assert reduce(lambda values, key: values[key], inside, config[group]) is not Ellipsis
+        assert not [name for name in names.split() if ours in elsewhere(name) and name in config[group]]
+    for text in CHOICES_ELSEWHERE:
+        group, _, choice = text.partition("=")
+        assert choice in choices(group)
 
 
 def test_every_mistaken_word_is_named(subtests):
