@@ -94,8 +94,9 @@ def _checked(block: Any, key: str, file: Path, is_mlx: bool) -> dict[str, Any] |
 def _mended(block: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Correct `pre_quant_scale`, which ModelOpt declares for every grouped INT4, even without such scales."""
     if block.get("quant_algo") == FORMATS[QFormat.INT4_AWQ].quant_algo:
-        names = (name for path in folder.glob("*.safetensors") for name in read_header(path))
-        block["pre_quant_scale"] = any(name.endswith(f".{PRE_QUANT_SCALE}") for name in names)
+        names = {name for path in folder.glob("*.safetensors") for name in read_header(path)}
+        if names:  # none before the download of a model
+            block["pre_quant_scale"] = any(name.endswith(f".{PRE_QUANT_SCALE}") for name in names)
     return block
 
 

@@ -132,12 +132,17 @@ def import_faults(
     world_size: int,
     effective_bits: float | None = None,
     candidates: Sequence[QFormat] = (),
+    name: str | None = None,
 ) -> list[Fault]:
-    """Return why a quantized folder cannot be imported with these settings; reads `g_idx`, but no weights."""
+    """Return why a quantized folder cannot be imported with these settings; reads `g_idx`, but no weights.
+
+    Weights that are not there, before a model's download, are not judged. `name` is for messages.
+    """
+    name = name or f"model.path='{folder}'"
     block = quantization_of(folder, config)
     if block is None:
-        return [*sixteen_bit_faults(f"model.path='{folder}'", folder, config)]
-    what = f"model.path='{folder}' is already quantized (quant_method={shown(block.get('quant_method'))})"
+        return [*sixteen_bit_faults(name, folder, config)]
+    what = f"{name} is already quantized (quant_method={shown(block.get('quant_method'))})"
     faults = [*kind_faults(what, block)]
     if faults:
         return faults

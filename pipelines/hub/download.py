@@ -24,8 +24,11 @@ from pipelines.hub.fetch import fetch, missing_bytes, remember_revision
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
+QUANTIZED = ("hf_quant_config.json", "quantize_config.json", "quant_config.json", "quanto_qmap.json")
+"""Where libraries state how they quantized a model, if not in config.json."""
 SMALL_PATTERNS = (
     CONFIG,
+    *QUANTIZED,
     "generation_config.json",
     "tokenizer*.json",
     "tokenizer.model",
@@ -270,6 +273,19 @@ def why_not(source: HubSource) -> str:
     except UserError as error:
         return " ".join(fault.message for fault in error.faults)
     return ""
+
+
+def stated(source: HubSource) -> Path:
+    """Fetch the files that say what a model is, for a plan, and return their folder in the Hub's cache.
+
+    Raises:
+        UserError: they cannot be had.
+    """
+    with explained(source):
+        listing = patiently(lambda: look_up(source), SILENT.note, longest_s=4)
+        check_model(listing)
+        files = [listing.files[name] for name in (CONFIG, *QUANTIZED) if name in listing.files]
+        return fetch(listing, files, SILENT)[CONFIG].parent
 
 
 def _read_json(listing: HubListing, name: str) -> Mapping[str, Any]:

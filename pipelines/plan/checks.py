@@ -165,6 +165,7 @@ def _text_notes(d: Deployment) -> tuple[str, ...]:
         notes.append(f"vision encoder: 16 bit, as its folder has it; {d.variant.label} is of the language model alone")
     if d.inputs.whole is not None and d.settings.multimodal.model_type == "none" and d.on_model:
         notes.append(f"model: the language model of a {d.inputs.whole} alone; requests with pictures are refused")
+    notes += [f"not checked before its download: family, sizes and memory of {reason}" for reason in d.inputs.unread]
     if (encoder := d.encoder) is not None and encoder.grids:
         most, rows = encoder.tiling.most_tiles, d.settings.build.max_prompt_embedding_table_size
         tokens = f"up to {encoder.visual_tokens} tokens of up to {most} tiles, depending on its size"

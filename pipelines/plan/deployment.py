@@ -3,6 +3,7 @@
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Self
 
 from pipelines.checkpoint.declarations import kind_faults, quantization_of
@@ -102,11 +103,15 @@ class Deployment(Goal):
 
     @cached_property
     def quantization(self) -> dict[str, Any] | None:
-        """How the model's local folder says that it is quantized; None for any other model."""
+        """How the model's folder says that it is quantized; None for one in 16 bit, or that is not known yet."""
+        folder = self.model_folder
+        return quantization_of(folder, model_config(folder)) if folder is not None and folder.is_dir() else None
+
+    @property
+    def model_folder(self) -> Path | None:
+        """The folder of the model, or of what is known of it before its download; None if nothing is."""
         model = self.settings.speculative.draft if self.prefix == "draft." else self.settings.model
-        if model is None or model.folder is None or not model.folder.is_dir():
-            return None
-        return quantization_of(model.folder, model_config(model.folder))
+        return None if model is None else model.folder or self.inputs.hub_folders.get(model)
 
     @property
     def imports(self) -> bool:

@@ -1,20 +1,26 @@
 """Turn settings into a plan: which stages run, which are cached, and why.
 
-No torch; nothing is written except the cache of file hashes. The Hub is asked only for `eval=auto` of a model that is
-not bundled: whether it has the questions.
+No torch; nothing is written except the cache of file hashes and, in the Hub's own cache, config.json of a model that is
+to be downloaded. Otherwise the Hub is asked only for `eval=auto` of a model that is not bundled: whether it has the
+questions.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 from pipelines.compress.specs import pruned_shape
 from pipelines.domain.errors import Fault, UserError, collecting, refuse
+from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.rotary import Rotary
 from pipelines.engines.registry import choose
 from pipelines.host.disk import no_folders, relative_to_cwd, unwritable_folders
+from pipelines.host.files import json_object
 from pipelines.host.machine import Machine, library_versions
 from pipelines.plan import checks, other_memory
 from pipelines.plan.accuracy_checks import WITHOUT_QUESTIONS
@@ -144,6 +150,8 @@ def _resolved(
     shape = settings.model.shape.to_shape() if settings.model.shape else None
     with collecting(faults):
         facts = inspect_inputs(goal, store.hashes)
+    with collecting(faults):
+        facts = _with_hub_models(goal, store, facts)
     if facts.shape and shape and facts.shape != shape:
         model, wrong = settings.model, shape.differences(facts.shape)[0]
         faults.append(
@@ -173,6 +181,48 @@ def _resolved(
     return limited.limited if choice.engine.needs_gpu else limited, choice.reason, tuned.tuning_notes
 
 
+def _with_hub_models(goal: Goal, store: Store, facts: UserInputs) -> UserInputs:
+    """Add what is stated of models that come from the Hub, if the settings do not state their sizes.
+
+    Raises:
+        UserError: a model is not of a family that is built.
+    """
+    model, draft = goal.settings.model, goal.settings.speculative.draft
+    read: dict[str, Any] = {"hub_folders": {}, "unread": []}
+    for name, source, rotary in (("shape", model, "rotary"), ("draft", draft, "draft_rotary")):
+        if source is None or source.folder or source.shape or goal.is_elsewhere or (source is model and facts.built):
+            continue
+        folder, why = _on_hub(Download(str(source.hub_id), source.revision or "main", "model", None), store)
+        if folder is None:
+            read["unread"] += [f"{source.hub_id}: {why}"] if why else []
+            continue
+        config = json_object(folder / "config.json")
+        read[name] = ModelShape.from_hf_config(config, f"config.json of {source.hub_id}")
+        read[rotary] = Rotary.of(config)
+        read["hub_folders"][source] = folder
+    return replace(facts, **read)
+
+
+def _on_hub(model: Download, store: Store) -> tuple[Path | None, str]:
+    """Return a folder that states what a model is: its download, else the Hub's cache; and why there is none."""
+    with suppress(DamagedError):  # downloaded again
+        if made := _found(model, store):
+            return made.path, ""
+    return _stated(model.repo_id, model.revision)
+
+
+@cache
+def _stated(repo_id: str, revision: str) -> tuple[Path | None, str]:
+    if find_spec("huggingface_hub") is None:
+        return None, ""  # the plan names the package as missing
+    from pipelines.hub import HubSource, stated  # takes a third of a second
+
+    try:
+        return stated(HubSource(repo_id, revision)), ""
+    except UserError as error:
+        return None, " ".join(f"{fault.message} {fault.todo}".rstrip() for fault in error.faults)
+
+
 def with_questions(goal: Goal, store: Store) -> tuple[Goal, tuple[str, ...]]:
     """Return the goal with the questions that eval=auto stands for, and a line for the plan.
 
@@ -194,9 +244,13 @@ def with_questions(goal: Goal, store: Store) -> tuple[Goal, tuple[str, ...]]:
     return goal, (f"questions: none{verdict}, because there is no mmlu here: {why} {WITHOUT_QUESTIONS}",)
 
 
+def _found(source: Download, store: Store) -> Artifact | None:
+    return store.find(source.name, node_key(Node("download", source, "", {}), {})[0])
+
+
 def _in_store(data: Download, store: Store) -> bool:
     try:
-        return store.find(data.name, node_key(Node("download.eval", data, "", {}), {})[0]) is not None
+        return _found(data, store) is not None
     except DamagedError:  # made again
         return False
 

@@ -1,6 +1,6 @@
 """Inspect the user's files while planning: models, engine, adapters, texts, questions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -22,6 +22,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
 from pipelines.host.files import check_links, json_object
 from pipelines.plan.targets import EVALUATED, Goal
+from pipelines.settings.model import ModelSettings
 from pipelines.store.manifest import HashCache
 from pipelines.store.sources import (
     PICKLES,
@@ -42,7 +43,7 @@ class UserInputs:
 
     Attributes:
         sources: folders and files by the names under which stages read them.
-        shape: of the model; None if it is not on disk.
+        shape: of the model; None if neither the disk nor the Hub has its config.json.
         reference: shape of another model to compare predictions with.
         rotary: how the model encodes positions; likewise.
         built: facts of the engine given with engine.path.
@@ -53,6 +54,8 @@ class UserInputs:
         adapters: by task id.
         few_texts: texts of the user's calibration data, if they are fewer than `ENOUGH_TEXTS`.
         whole: architecture of the model if its language model is one part, which is taken out; else None.
+        hub_folders: what is on this machine of models that come from the Hub: at least their config.json.
+        unread: models of which the Hub does not give it, each with the reason.
         unknown_tokens: of the tokenizer, whose ids the model does not have.
         vision_bytes: weights of the vision encoder at 16 bit; None if they are not on disk as safetensors.
     """
@@ -71,6 +74,8 @@ class UserInputs:
     few_texts: int | None = None
     reference: ModelShape | None = None
     whole: str | None = None
+    hub_folders: Mapping[ModelSettings, Path] = field(default_factory=dict)
+    unread: Sequence[str] = ()
     unknown_tokens: tuple[str, ...] = ()
 
 

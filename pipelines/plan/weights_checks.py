@@ -22,15 +22,16 @@ from pipelines.settings.features import HEADS
 from pipelines.settings.root import Settings
 from pipelines.store.sources import model_config
 
-# A local model folder that is already quantized: whether the configuration takes it over as it is.
+# A model that is already quantized: whether the configuration takes it over as it is.
 
 
 def given_faults(d: Deployment) -> Iterator[Fault]:
     """Yield why such a folder cannot be used like that; none for a folder in 16 bit."""
     settings, engine = d.settings, d.engine
-    folder, build = settings.model.folder, settings.build
+    folder, build = d.model_folder, settings.build
     if folder is None:
         return
+    name = f"model.path='{folder}'" if settings.model.folder else f"model.hub_id={settings.model.hub_id}"
     faults = import_faults(
         folder,
         model_config(folder),
@@ -40,11 +41,12 @@ def given_faults(d: Deployment) -> Iterator[Fault]:
         world_size=build.tp_size * build.pp_size,
         effective_bits=settings.quant.effective_bits,
         candidates=settings.quant.mixed,
+        name=name,
     )
     yield from faults
     if faults or d.quantization is None:
         return
-    what = f"model.path='{folder}' is already quantized"
+    what = f"{name} is already quantized"
     if not engine.writes_engine:
         yield Fault(f"{what}; engine={engine.setting} takes models in 16 bit.", todo="Use another engine.")
     for name in ("smoothquant_alpha", "awq_alpha_step", "int4_scales", "fp4_inputs"):
