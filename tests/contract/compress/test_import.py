@@ -261,7 +261,7 @@ def in_fp8(weights=FP8, inputs=FP8, **more):
         ),
         (MODELOPT | AWQ_64 | {"has_zero_point": True}, {}, "has_zero_point=True. It must be absent"),
         (MODELOPT | AWQ_64 | {"group_size": 48}, {}, "group_size=48. It can be 16, 32"),
-        (MODELOPT | AWQ_64, {}, "quant=fp8 would quantize it again.*Set quant=int4_gptq quant.group_size=64"),
+        (MODELOPT | AWQ_64, {}, "quant=fp8 would quantize it again.*Set quant=int4_awq quant.group_size=64"),
         (
             MODELOPT | AWQ_64 | {"quant_algo": "W4A8_AWQ"},
             {"qformat": QFormat.W4A8_AWQ},
@@ -295,6 +295,14 @@ def test_what_fp8_cannot_be_is_named(block, asked, message) -> None:
     assert import_faults(Path("/given"), {"quantization_config": MODELOPT}, **usual) == []
     with pytest.raises(UserError, match=message):
         raise UserError.of(import_faults(Path("/given"), {"quantization_config": block}, **(usual | asked)))
+
+
+def test_int4_of_modelopt_without_scales_for_activations_is_no_awq(tmp_path) -> None:
+    """ModelOpt declares them for all; what is in the folder counts, once it has weights."""
+    save_file({"model.norm.weight": torch.ones(1)}, tmp_path / "model.safetensors")
+    asked = {"qformat": QFormat.FP8, "group_size": 128, "kv_cache": KvFormat.AUTO, "world_size": 1}
+    (fault,) = import_faults(tmp_path, {"quantization_config": MODELOPT | AWQ_64}, **asked)
+    assert fault.todo.startswith("Set quant=int4_gptq quant.group_size=64")
 
 
 def modelopts(source: Path, out: Path) -> Path:
