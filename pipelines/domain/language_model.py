@@ -86,6 +86,15 @@ def whole(config: Mapping[str, Any]) -> str | None:
     return only if isinstance(only, str) and only in LANGUAGES else None
 
 
+def text_config(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """Return config.json of the text model: as it is, or of the language model if that is one part.
+
+    Raises:
+        UserError: as `language_config`.
+    """
+    return config if whole(config) is None else language_config(config, source)
+
+
 def language_config(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Return config.json of the language model alone.
 

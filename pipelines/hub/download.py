@@ -11,6 +11,7 @@ from huggingface_hub import HfApi, constants, snapshot_download
 
 from pipelines.checkpoint.tokenizer import VOCABULARIES
 from pipelines.domain.errors import Fault, UserError, refuse
+from pipelines.domain.language_model import text_config
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import SILENT, Progress
 from pipelines.domain.units import show_bytes
@@ -242,7 +243,8 @@ def download_model(
     with explained(source):
         listing = patiently(lambda: look_up(source), progress.note)
         check_model(listing)
-        shape = ModelShape.from_hf_config(_read_json(listing, CONFIG), f"{CONFIG} of {listing.place}")
+        stated_in = f"{CONFIG} of {listing.place}"
+        shape = ModelShape.from_hf_config(text_config(_read_json(listing, CONFIG), stated_in), stated_in)
         if expected_shape is not None:
             check_shape(shape, expected_shape, listing)
         index = _read_json(listing, INDEX) if INDEX in listing.files else None

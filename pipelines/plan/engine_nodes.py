@@ -56,14 +56,15 @@ def model(d: Deployment) -> Input:
 
 
 def model_download(d: Deployment) -> list[Node]:
-    """Return the steps all variants share: the download of the model, or the extraction of the language model."""
+    """Return the steps all variants share: the download of the model and the extraction of its language model."""
+    source, made = d.settings.model, []
+    if "model" not in d.sources:
+        stage = Download(str(source.hub_id), source.revision or "main", "model", d.unpruned)
+        made = [Node("download", stage, source.label, {})]
     if takes_language_model(d):
-        return [Node(LANGUAGE_MODEL, TakeLanguageModel(), d.settings.model.label, {"model": d.sources["model"]})]
-    if "model" in d.sources:
-        return []
-    source = d.settings.model
-    stage = Download(str(source.hub_id), source.revision or "main", "model", d.unpruned)
-    return [Node("download", stage, source.label, {})]
+        whole = d.sources.get("model", "download")
+        made.append(Node(LANGUAGE_MODEL, TakeLanguageModel(), source.label, {"model": whole}))
+    return made
 
 
 def calibration_text(d: Deployment) -> tuple[list[Node], dict[str, Input]]:

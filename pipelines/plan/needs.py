@@ -57,7 +57,8 @@ def _disk(plan: Plan, todo: list[PlannedStep]) -> str:
 def _stored(plan: Plan, step: PlannedStep) -> tuple[str, float | None]:
     """Return what a step writes and its modelled size; None where there is no model, or nothing large is written."""
     stage, draft = step.node.stage, "draft" in step.node.id.split(".")
-    shape = plan.settings.speculative.draft_shape if draft else plan.deployment.shape
+    d = plan.deployment
+    shape = d.draft_shape if draft else d.shape
     if shape is not None and (step.node.id.startswith(("baseline.", "reference.")) or isinstance(stage, Download)):
         shape = shape.unpruned
     if shape is None or step.node.id == "vision" or (isinstance(stage, Download) and stage.repo_type != "model"):
@@ -65,7 +66,8 @@ def _stored(plan: Plan, step: PlannedStep) -> tuple[str, float | None]:
     sixteen = weight_bytes(shape, QFormat.NONE)
     match stage:
         case Download():
-            return "downloads", sixteen
+            is_other = not draft and (d.inputs.whole is not None or d.quantization is not None)
+            return "downloads", None if is_other else sixteen
         case PruneModel():
             return "pruned models", sixteen
         case Sparsify():

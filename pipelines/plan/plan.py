@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from pipelines.compress.specs import pruned_shape
 from pipelines.domain.errors import Fault, UserError, collecting, refuse
+from pipelines.domain.language_model import text_config, whole
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
 from pipelines.engines.registry import choose
@@ -196,9 +197,10 @@ def _with_hub_models(goal: Goal, store: Store, facts: UserInputs) -> UserInputs:
         if folder is None:
             read["unread"] += [f"{source.hub_id}: {why}"] if why else []
             continue
-        config = json_object(folder / "config.json")
-        read[name] = ModelShape.from_hf_config(config, f"config.json of {source.hub_id}")
-        read[rotary] = Rotary.of(config)
+        config, stated_in = json_object(folder / "config.json"), f"config.json of {source.hub_id}"
+        text = text_config(config, stated_in) if source is model else config
+        read[name], read[rotary] = ModelShape.from_hf_config(text, stated_in), Rotary.of(text)
+        read |= {"whole": whole(config)} if source is model else {}
         read["hub_folders"][source] = folder
     return replace(facts, **read)
 

@@ -20,6 +20,7 @@ def hub(tmp_path_factory):
     with HubServer(tokens=("hf_good",)) as server:
         server.add("tiny/llama", LLAMA)
         server.add("tiny/gated", LLAMA, gated=True)
+        server.add("tiny/llava", BUNDLED / "models" / "tiny_llava")
         server.add("tiny/gptq", write_gptq(LLAMA, tmp_path_factory.mktemp("gptq") / "gptq", group=32))
         odd = shutil.copytree(LLAMA, tmp_path_factory.mktemp("odd") / "odd")
         config = json.loads((odd / "config.json").read_text()) | {"architectures": ["OddForCausalLM"]}
@@ -58,6 +59,14 @@ def test_a_model_that_does_not_fit_is_refused_before_its_download(repo, quant, m
 def test_a_plan_says_what_it_cannot_know(online):
     text = " ".join(online.run("plan", "model=hub", "model.hub_id=tiny/gated").split())
     assert "not checked before its download: family, sizes and memory of tiny/gated: The model tiny/gated is" in text
+
+
+def test_the_language_model_of_a_model_of_the_hub_is_taken_out(online):
+    words = ("build", "model=hub", "model.hub_id=tiny/llava", "quant=int8_wo")
+    text = " ".join(online.run(*words).split())
+    assert "model: the language model of a LlavaForConditionalGeneration alone" in text
+    assert "language_model: made" in text
+    assert "Nothing to do" in online.run(*words)
 
 
 def test_a_quantized_model_of_the_hub_is_taken_over(online):
