@@ -56,6 +56,16 @@ def test_a_model_that_does_not_fit_is_refused_before_its_download(repo, quant, m
     assert weights_sent(hub) == []
 
 
+def test_a_model_of_the_hub_is_sized_without_its_download(online, hub):
+    words = ("size", "hardware=h100_sxm", "sizing.average_rate=10", "model=hub")
+    hub.forget()
+    assert "model tiny--llama on H100-SXM-80GB" in " ".join(online.run(*words, "model.hub_id=tiny/llama").split())
+    assert weights_sent(hub) == []
+    text = " ".join(online.run(*words, "model.hub_id=tiny/none", code=2).split())
+    assert "There is no model 'tiny/none' at" in text
+    assert "So the sizes of tiny--none are not known. Or name a model that is known here" in text
+
+
 def test_a_plan_says_what_it_cannot_know(online):
     text = " ".join(online.run("plan", "model=hub", "model.hub_id=tiny/gated").split())
     assert "not checked before its download: family, sizes and memory of tiny/gated: The model tiny/gated is" in text

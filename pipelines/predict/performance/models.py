@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from pipelines.checkpoint.declarations import kind_faults, quantization_of
 from pipelines.checkpoint.given import WITH_ACTIVATIONS, given_format
-from pipelines.domain.errors import UserError, did_you_mean
+from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.domain.families import BUILT, FAMILIES, SIZED
 from pipelines.domain.formats import BY_QUANT_ALGO, QFormat, stored_as
 from pipelines.domain.mixture_layers import Latent
@@ -35,10 +36,10 @@ DECORATION = re.compile(r"-(instruct|chat|it|hf|base)(?=-|$)")
 
 
 def known_model(settings: Settings) -> ModelShape:
-    """Return the shape of the model to size, dense or MoE: `sizing.model`, the folder's config.json, or conf/model.
+    """Return the shape of the model to size, dense or MoE: `sizing.model`, config.json of folder or Hub, or conf/model.
 
     Raises:
-        UserError: the model is not known.
+        UserError: the model is not known, or the Hub does not give its config.json.
     """
     if settings.sizing.model is not None:
         return model_named(settings.sizing.model)
@@ -47,11 +48,17 @@ def known_model(settings: Settings) -> ModelShape:
         return _in_folder(model.folder, model.label)
     if model.shape is not None:
         return model.shape.to_shape(model.label)
-    raise UserError(
-        f"The dimensions of {model.label} are not known before it is downloaded.",
-        todo="Name a model of pipelines/predict/performance/models.csv (sizing.model=llama-3.1-8b), or one of "
-        "conf/model, or give model.path.",
-    )
+    other = "Or name a model that is known here (sizing.model=llama-3.1-8b), or one of conf/model, or give model.path."
+    if find_spec("huggingface_hub") is None:
+        raise UserError(f"The sizes of {model.label} are on the Hub, and huggingface_hub is not installed.", todo=other)
+    from pipelines.hub import HubSource, stated  # takes a third of a second
+
+    try:
+        return _in_folder(stated(HubSource(str(model.hub_id), model.revision or "main")), model.label)
+    except UserError as error:
+        raise UserError.of(
+            [*error.faults, Fault(f"So the sizes of {model.label} are not known.", todo=other)]
+        ) from None
 
 
 def _in_folder(folder: Path, name: str) -> ModelShape:

@@ -173,7 +173,7 @@ def test_a_benchmark_is_sized_from(tmp_path, capsys):
         ([*ASKED, "model=lama_3_8b"], r"model=lama_3_8b is not known.*Did you mean 'llama_3_8b'"),
         (
             ["model=hub", "model.hub_id=org/x", "hardware=l4", "sizing.peak_rate=1"],
-            "dimensions of org--x are not known",
+            "So the sizes of org--x are not known",
         ),
     ],
 )
