@@ -290,6 +290,7 @@ def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> S
     else:
         # raises if it cannot be built
         planned = make_plan(settings, "repository", Store(settings.paths.store), machine)
+        warn(*planned.warnings)
         label = f"{settings.model.label}-{planned.settings.variant.label}"
         build = planned.settings.build  # of an engine that is already built, its own
         world, nodes = build.tp_size * build.pp_size, settings.triton.num_nodes

@@ -33,7 +33,7 @@ from pipelines.engines.tensorrt_llm.llm_api import merged
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_folder
 from pipelines.host.machine import Machine, gather
-from pipelines.host.screen import say
+from pipelines.host.screen import say, warn
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
@@ -333,7 +333,9 @@ def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[st
         if (repository := settings.serving.repository) is not None:
             what = f"manifests.preview=true goes without a repository, and serving.repository='{repository}' is given."
             raise UserError(what, todo="Leave out one of them.")
-        served = planned(make_plan(settings, "repository", Store(settings.paths.store), machine))
+        plan = make_plan(settings, "repository", Store(settings.paths.store), machine)
+        warn(*plan.warnings)
+        served = planned(plan)
     else:
         served = read_served(_repository(settings, machine, overrides))
     refuse(_faults(settings, served))
@@ -422,6 +424,7 @@ def _repository(settings: Settings, machine: Machine, overrides: Sequence[str]) 
             todo="Name an existing one (serving.repository=/its/folder), or make it:",
             command=["make", "repository", *made_by],
         )
+    warn(*plan.warnings)
     return step.artifact.path
 
 

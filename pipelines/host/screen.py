@@ -209,11 +209,12 @@ def complain(text: str, word: Literal["error", "warning"] = "error", command: Se
     sys.stderr.write("\n".join(lines) + "\n")
 
 
-def warn(text: str) -> None:
-    """Print a warning about the work that follows, and keep it in the run's log."""
-    sys.stdout.write(labelled("warning", text, sys.stdout) + "\n")
-    sys.stdout.flush()
-    log.info("warning: %s", text)
+def warn(*texts: object) -> None:
+    """Print warnings about the work that follows, and keep them in the run's log."""
+    for text in texts:
+        sys.stdout.write(labelled("warning", str(text), sys.stdout) + "\n")
+        sys.stdout.flush()
+        log.info("warning: %s", text)
 
 
 def say(text: str = "", stream: TextIO | None = None) -> None:

@@ -37,8 +37,7 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> FinishedRu
     with run_folder(plan.command, runs, config, overrides) as folder, disk_errors("The run", store.root):
         for note in (f"engine: {plan.deployment.engine.name} ({plan.reason})", *plan.notes):
             say(wrapped(note))
-        for warning in plan.warnings:
-            warn(str(warning))
+        warn(*plan.warnings)
         recover(store)
         write_json(folder / "plan.json", console.plan_json(plan))
         outcomes = runner.run(plan, store, overrides, ScreenProgress())

@@ -189,7 +189,9 @@ def migrate(overrides: Sequence[str]) -> int:
             model = f"model={old.model}" if old.model in choices("model") else override("model.path", old.model)
             settings = load([*overrides, model])
     else:
-        deployment = make_plan(settings, "build", store, gather()).deployment
+        plan = make_plan(settings, "build", store, gather())
+        warn(*plan.warnings)
+        deployment = plan.deployment
         if deployment.engine != TENSORRT_LLM:
             raise UserError(
                 f"engine={deployment.engine.setting} has no TensorRT engine to migrate.",

@@ -214,7 +214,7 @@ def read_request(way: str, body: bytes, model: ServedModel, limits: Limits) -> R
     if way == "tokenize":
         return _tokens(_validate(TokenizeRequest, content), model, limits)
     if way == "detokenize":
-        return tuple(_validate(DetokenizeRequest, content).tokens)
+        return _known(_validate(DetokenizeRequest, content), model)
     return _generate(way.removeprefix("generate/"), content, model)
 
 
@@ -396,6 +396,17 @@ def _tokens(request: TokenizeRequest, model: ServedModel, limits: Limits) -> Pro
     tokens = model.tokenizer.ids(text, special=special)
     _check_places(tokens, len(pictures), model, "messages")
     return Prompt(tuple(tokens), text, pictures)
+
+
+def _known(request: DetokenizeRequest, model: ServedModel) -> tuple[int, ...]:
+    if request.model is not None:
+        model.check_name(request.model)
+    size = model.tokenizer.size
+    beyond = next((token for token in request.tokens if token >= size), None)
+    if beyond is not None:
+        message = f"'tokens' has token {beyond}; the tokenizer's vocabulary ends at {size - 1}."
+        raise ApiError(400, message, param="tokens")
+    return tuple(request.tokens)
 
 
 def _generate(name: str, content: dict[str, Any], model: ServedModel) -> Fields:

@@ -337,6 +337,12 @@ def test_texts_are_tokenized(frontend, echo_server) -> None:
     messages = [{"role": "user", "content": "hi"}]
     assert send(echo_server, "POST", "/tokenize", {"messages": messages})[1]["count"] == 6
     assert send(echo_server, "POST", "/detokenize", {"tokens": [A, B]})[1] == {"prompt": "a b"}
+    for body, code, holds in (
+        ({"tokens": [A, len(WORDS) + 9]}, 400, f"'tokens' has token {len(WORDS) + 9}"),
+        ({"tokens": [A], "model": "other"}, 404, "The model 'other' does not exist"),
+    ):
+        status, found, _ = send(echo_server, "POST", "/detokenize", body)
+        assert (status, holds in found["error"]["message"]) == (code, True)
     status, found, _ = send(echo_server, "POST", "/tokenize", {})
     assert (status, "give either 'prompt' or 'messages'" in found["error"]["message"]) == (400, True)
 

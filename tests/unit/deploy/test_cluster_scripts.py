@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipelines.cli.main import main
 from pipelines.deploy.cluster import script_files, write_scripts
 from pipelines.deploy.config import ClusterSettings
 from pipelines.domain.errors import UserError
@@ -235,6 +236,14 @@ def test_what_no_script_follows_is_said(tmp_path, capsys, overrides, unread):
     said = " ".join(capsys.readouterr().out.split())
     assert (f"not read by `make scripts` for this deployment: {unread} llama_3_1_405b" in said) or not unread
     assert ("not read by" in said) is bool(unread)
+
+
+@pytest.mark.parametrize("words", [["scripts", "cluster=slurm"], ["manifests", "manifests.preview=true"], ["migrate"]])
+def test_what_the_plan_warns_of_is_said(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words += ["engine=tensorrt_llm", "model=llama_3_1_8b", "quant=int8_wo", "hardware=rtx_pro_6000"]
+    assert main(words) == 0
+    assert "warning: quant=int8_wo on compute capability 12.0" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_service_in_front_counts_the_limits_of_the_benchmark(tmp_path):
