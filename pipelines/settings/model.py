@@ -46,6 +46,15 @@ class ShapeSettings(Group):
     num_experts_per_token: Positive = 1
     sliding_window: Positive | None = None
 
+    @model_validator(mode="after")
+    def _states_window(self) -> Self:
+        implied = implied_sizes(self.architecture)
+        if implied["global_every"] and not implied["sliding_window"] and self.sliding_window is None:
+            raise ValueError(
+                f"has no sliding_window: those of {self.architecture} differ; give the one in the model's config.json"
+            )
+        return self
+
     def to_shape(self, name: str = "") -> ModelShape:
         """Return the shape, with what its architecture implies; `name` is for display."""
         stated = self.model_dump(exclude_none=True)

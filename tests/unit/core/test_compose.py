@@ -314,3 +314,5 @@ def test_the_window_of_a_stated_gemma_3_is_not_that_of_its_global_layers() -> No
     shape = load(["model=hub", "model.hub_id=google/gemma-3-27b-it", word]).model.shape
     assert shape is not None
     assert shape.to_shape().windows == (*(1024,) * 5, 8192)
+    with pytest.raises(UserError, match=r"model\.shape has no sliding_window: those of Gemma3ForCausalLM differ"):
+        load(["model=hub", "model.hub_id=google/gemma-3-27b-it", word.replace("1024", "null")])
