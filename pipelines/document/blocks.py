@@ -1,4 +1,4 @@
-"""Blocks of a report, understood by both renderers. All strings are plain text."""
+"""Blocks of a report, understood by both renderers. All strings are plain text, with `commands` in sentences."""
 
 import html
 import re
@@ -237,6 +237,9 @@ def _figures(blocks: tuple[Block, ...]) -> list[Figure]:
     return figures
 
 
+COMMAND = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+"""A command in a sentence."""
+
 # Render a document as Markdown, with the plots as files beside it. Text is escaped, so it is shown verbatim.
 
 _SPECIAL = re.compile(r"([\\`*\[\]|~$]|^#|(?<!\w)_|_(?!\w))")  # inside a word an underscore needs no escape
@@ -265,18 +268,28 @@ def render_markdown(document: Document) -> str:
 
 def escape(text: str) -> str:
     """Escape text for Markdown and HTML, on one line."""
-    return html.escape(_SPECIAL.sub(r"\\\1", " ".join(text.split())), quote=False)
+    return _escaped(" ".join(text.split()))
+
+
+def _escaped(line: str) -> str:
+    return html.escape(_SPECIAL.sub(r"\\\1", line), quote=False)
+
+
+def prose(text: str) -> str:
+    """Escape a sentence for Markdown and HTML, on one line; its commands are code."""
+    parts = COMMAND.split(" ".join(text.split()))
+    return "".join(f"`{part}`" if at % 2 else _escaped(part) for at, part in enumerate(parts))
 
 
 def _block(block: Block) -> list[str]:
     if isinstance(block, Text):
-        return [escape(block.text), ""]
+        return [prose(block.text), ""]
     if isinstance(block, Callout):
-        return [f"> {_WORDS[block.kind]}{escape(block.text)}", ""]
+        return [f"> {_WORDS[block.kind]}{prose(block.text)}", ""]
     if isinstance(block, BulletList):
-        return [*(f"- {escape(item)}" for item in block.items), ""]
+        return [*(f"- {prose(item)}" for item in block.items), ""]
     if isinstance(block, Terms):
-        return [*(f"- **{escape(term)}**: {escape(text)}" for term, text in block.items), ""]
+        return [*(f"- **{escape(term)}**: {prose(text)}" for term, text in block.items), ""]
     if isinstance(block, Code):
         return [*(f"    {line}" for text in block.lines for line in text.splitlines()), ""]
     if isinstance(block, Table):
@@ -308,7 +321,7 @@ def _table(block: Table) -> list[str]:
         lines.append(_row([f"**{cell}**" if number == block.strong and cell else cell for cell in cells]))
     lines.append("")
     for note in block.notes:
-        lines += [escape(note), ""]
+        lines += [prose(note), ""]
     return lines
 
 

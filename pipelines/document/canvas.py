@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.document.blocks import Column, Document, Figure, Origin, Ranking, render_markdown
+from pipelines.document.blocks import COMMAND, Column, Document, Figure, Origin, Ranking, render_markdown
 from pipelines.domain.errors import Fault
 from pipelines.host.files import disk_faults, write_bytes
 from pipelines.host.screen import as_typed
@@ -239,7 +239,7 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 def render_html(document: Document) -> str:
     """Render the whole page."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -253,6 +253,7 @@ def render_html(document: Document) -> str:
     environment.filters["heads"] = header_groups
     environment.filters["svg"] = Markup  # our own drawing; Matplotlib escaped its texts
     environment.filters["steps"] = ranking_data
+    environment.filters["prose"] = lambda text: Markup(COMMAND.sub(r"<code>\1</code>", str(escape(text))))
     script = "\n" + (TEMPLATES / "report.js").read_text(encoding="utf-8")
     digest = b64encode(sha256(script.encode()).digest()).decode()
     return environment.get_template("report.html").render(

@@ -313,7 +313,7 @@ class ScreenProgress:
 
     def note(self, text: str) -> None:
         """See `pipelines.domain.progress.Progress.note`."""
-        say(f"  {text}", self._out)
+        say(wrapped(f"  {text}", 4), self._out)
 
 
 @contextmanager
@@ -342,7 +342,7 @@ def _lines(title: str, total: float | None, stream: TextIO) -> Advance:
             percent -= percent % 10
         if percent > last_percent:
             last_percent, last = percent, now
-            stream.write(f"  {title}: {percent} %\n")
+            stream.write(wrapped(f"  {title}: {percent} %", 4) + "\n")
             stream.flush()
 
     return advance

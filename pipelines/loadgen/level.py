@@ -18,7 +18,7 @@ from typing import Any
 
 from pipelines.document.show import count
 from pipelines.domain.summary import SECOND, RequestColumns, Window, whole_window
-from pipelines.host.screen import redraws
+from pipelines.host.screen import redraws, wrapped
 from pipelines.loadgen.client_processes import ClientProcesses
 from pipelines.loadgen.config import BenchmarkSettings, WorkloadSettings
 from pipelines.loadgen.health import MachineLoad, MachineWatch, MetricsWatch, collected
@@ -342,7 +342,7 @@ class Meter:
         self._past: list[tuple[float, int]] = [(monotonic(), 0)]
 
     def line(self, phase: str, left_s: float | None) -> str:
-        """Read the counters now and render them in at most 77 columns.
+        """Read the counters now and render them on one line.
 
         Args:
             phase: "warm-up", "measuring" or "finishing".
@@ -364,7 +364,7 @@ class Meter:
             parts.append(count(errors, "error"))
         if left_s is not None:
             parts.append(f"{left_s:.0f} s left")
-        return "  ".join(parts)[:77]
+        return "  ".join(parts)
 
 
 View = Callable[[str], object]
@@ -379,7 +379,7 @@ def plain_view(title: str, write: Callable[[str], Any] = sys.stderr.write) -> Vi
         nonlocal due, head
         if monotonic() >= due:
             due = monotonic() + _EVERY_S
-            write(f"{head}  {line}\n")
+            write(f"{head}{wrapped(f'  {line}', 4)}\n")
             head = ""
 
     return show
@@ -396,7 +396,7 @@ def live_view(title: str) -> Iterator[View]:
     from rich.text import Text
 
     with Live("", console=Console(stderr=True), transient=True, auto_refresh=False) as live:
-        yield lambda line: live.update(Text(f"  {title}\n  {line}"), refresh=True)
+        yield lambda line: live.update(Text(f"  {title}\n{wrapped(f'  {line}', 4)}"), refresh=True)
 
 
 def _mean(total_us: int, count: int) -> float | None:

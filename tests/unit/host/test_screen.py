@@ -30,3 +30,16 @@ def test_a_terminal_without_a_cursor_gets_the_lines_of_a_log(capsys, monkeypatch
     with live_view("concurrency 4") as show:
         show("13.8 req/s")
     assert capsys.readouterr().err == "  quantizing: 50 %\n"
+
+
+def test_a_narrow_terminal_gets_lines_that_fit(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    progress = screen.ScreenProgress()
+    title, note = "loading ModelOpt's CUDA kernels, compiled once for a machine", "continuing a run that was stopped " * 3
+    with progress.task(title, 1) as advance:
+        advance(1)
+    progress.note(note)
+    said = capsys.readouterr()
+    assert max(len(line) for line in [*said.out.splitlines(), *said.err.splitlines()]) < 60
+    assert " ".join(said.err.split()) == f"{title}: 100 %"
+    assert said.out.split() == note.split()

@@ -145,7 +145,14 @@ def test_the_live_line_fits_and_says_what_matters(monkeypatch: pytest.MonkeyPatc
     clock[0], board.cells[1:] = 2.0, [120, 101, 3, 0, 10_200_000, 100, 351_000, 100, 0]
     assert meter.line("measuring", 2.4) == "50.5 req/s  16 in flight  TTFT 102 ms  ITL 3.51 ms  3 errors  2 s left"
     board.cells[1:] = [10**7, 10**6, 123456, 0, 10**13, 10**6, 10**12, 10**6, 0]
-    assert len(large.line("finishing", 3599.0)) <= 77
+    shown = list[str]()
+    clock[0] = 0.0
+    show = plain_view("load", shown.append)
+    monkeypatch.setenv("COLUMNS", "60")
+    clock[0] = 9.0
+    show(line := large.line("finishing", 3599.0))
+    assert max(map(len, "".join(shown).splitlines())) < 60
+    assert " ".join("".join(shown).split()) == " ".join(f"load {line}".split())
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pipelines.document.blocks import escape
-from pipelines.document.canvas import DARK, LIGHT
+from pipelines.document.blocks import BulletList, Callout, Document, Text, escape, render_markdown
+from pipelines.document.canvas import DARK, LIGHT, render_html
 from pipelines.domain.errors import UserError
 from pipelines.report.collect import collect
 from pipelines.report.report_command import write_report
@@ -199,3 +199,16 @@ def test_plots_of_formats_that_are_gone_go_with_them(tmp_path):
     after = {path.name for path in folder.iterdir()}
     assert after == {"report.md", "report.html", "own.svg", *(path.name for path in (*paths.plots, *paths.files))}
     assert after < before | {"own.svg"}
+
+
+def test_commands_in_sentences_are_code():
+    """Only their backticks are marks; one alone, and those of labels and cells, stay what they are."""
+    blocks = (Text("See `make evaluate quant=a_b`, <b>`</b>."), Callout("note", "``a`` `x|y`"), BulletList(("`*`",)))
+    made = Document("`t`", "", (), blocks, ())
+    assert render_markdown(made).splitlines()[4::2] == [
+        r"See `make evaluate quant=a_b`, &lt;b&gt;\`&lt;/b&gt;.", r"> Note: \`\`a\`\` `x|y`", "- `*`"
+    ]  # fmt: skip
+    page = render_html(made)
+    assert "<p>See <code>make evaluate quant=a_b</code>, &lt;b&gt;`&lt;/b&gt;.</p>" in page
+    assert '<p class="callout note">``a`` <code>x|y</code></p>' in page
+    assert "<h1>`t`</h1>" in page

@@ -30,7 +30,12 @@ const struck = [...document.querySelectorAll("#accuracy ~ .plot")].flatMap(plot 
 const ends = [...document.querySelectorAll(".card")].map(each => each.getBoundingClientRect());
 const cards = document.querySelector(".cards").getBoundingClientRect();
 const area = ends.reduce((sum, each) => sum + each.width * each.height, 0);
-answer({page: document.documentElement.scrollWidth, framed, struck, filled: area / (cards.width * cards.height)});
+const lines = cell => { const range = document.createRange(); range.selectNodeContents(cell);
+                        return new Set([...range.getClientRects()].map(each => each.top)).size; };
+const broken = [...document.querySelectorAll("td")].filter(each => /^[0-9a-f]{12}$/.test(each.textContent))
+  .map(each => lines(each) > 1);
+answer({page: document.documentElement.scrollWidth, framed, struck, filled: area / (cards.width * cards.height),
+        broken});
 """
 
 
@@ -86,3 +91,8 @@ def test_three_tiles_leave_no_empty_one(laptop, phone):
 def test_no_line_strikes_a_number_through(laptop):
     """The change of one format, +0.00, stood on the line of zero."""
     assert laptop["struck"] == [False]
+
+
+@needs_chromium
+def test_a_digest_is_not_broken(laptop, phone):
+    assert set(laptop["broken"]) == set(phone["broken"]) == {False}
