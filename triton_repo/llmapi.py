@@ -15,7 +15,7 @@ import yaml
 from pipelines import __version__
 from pipelines.checkpoint import tokenizer_folder
 from pipelines.checkpoint.tokenizer import BESIDE_WEIGHTS, VOCABULARIES
-from pipelines.domain.errors import Fault, UserError, refuse
+from pipelines.domain.errors import Fault, UserError, refuse, yaml_fault
 from pipelines.engines.tensorrt_llm.llm_api import complaints
 from pipelines.host.files import link_or_copy
 from triton_repo.config import TritonSettings
@@ -42,7 +42,7 @@ def read_arguments(path: Path, beside: Iterable[str] = ()) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {error}.") from None
+        raise UserError(f"{path} is not valid YAML: {yaml_fault(error)}.") from None
     if not isinstance(content, dict):
         raise UserError(f"{path} holds a {type(content).__name__}.", allowed="It must be a mapping.", todo=AGAIN)
     arguments = {name: value for name, value in content.items() if name not in beside}

@@ -398,3 +398,11 @@ class ConfigNumbers:
         """
         if self._faults:
             raise UserError.of(self._faults)
+
+
+def yaml_fault(error: BaseException) -> str:
+    """Return on one line what PyYAML found wrong in a text, and where; the caller names the file."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is not None and problem:
+        return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
+    return " ".join(str(error).replace('in "<unicode string>",', "at").split())

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from pipelines.domain.errors import UserError, did_you_mean, shown
+from pipelines.domain.errors import UserError, did_you_mean, shown, yaml_fault
 from pipelines.settings.groups import CONF, choices, groups, project_file
 
 GLOBAL = "# @package _global_\n"
@@ -114,7 +114,7 @@ def _mapping(file: Path) -> dict[str, Any]:
         content = load_yaml(file.read_text(encoding="utf-8"))
     except (NotPlainError, OSError, UnicodeDecodeError) as error:
         reason = error.__cause__ or error.__context__ or error
-        raise UserError(f"'{file}' cannot be read: {' '.join(str(reason).split())}.") from None
+        raise UserError(f"'{file}' cannot be read: {yaml_fault(reason)}.") from None
     if not isinstance(content, dict | None):
         raise UserError(f"'{file}' is {shown(content)}, not a mapping of groups.", todo="See make init.")
     return content or {}

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import yaml
 from pydantic import AfterValidator, Field, field_validator
 
+from pipelines.domain.errors import yaml_fault
 from pipelines.settings.base import ChoosingGroup, OptionTable, Positive, Ranks, Tokens
 
 Count = Annotated[int, Field(ge=0)]
@@ -338,8 +339,7 @@ class LlmApiSettings(ChoosingGroup):
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            where = " ".join(" ".join(str(error).splitlines()[:2]).split()).rstrip(":")
-            raise ValueError(f"'{path}' is not valid YAML: {where}") from None
+            raise ValueError(f"'{path}' is not valid YAML: {yaml_fault(error)}") from None
         if not isinstance(content, dict):
             raise ValueError(f"'{path}' holds a {type(content).__name__}: LLM API options are a mapping")
         return path.absolute()

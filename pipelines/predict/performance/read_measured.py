@@ -12,7 +12,7 @@ import numpy as np
 import yaml
 
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, LoadPoint
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import UserError, yaml_fault
 from pipelines.domain.summary import SECOND
 from pipelines.engines.registry import runs_on_cpu
 from pipelines.host.files import parse_json, sha256_file
@@ -112,7 +112,8 @@ def _parsed(text: str, path: Path) -> list[Any]:
         try:
             return [yaml.safe_load(text)]
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise UserError(f"sizing.measured={path} is not YAML: {error}.", allowed=f"Supported: {KINDS}.") from None
+            what = f"sizing.measured={path} is not YAML: {yaml_fault(error)}."
+            raise UserError(what, allowed=f"Supported: {KINDS}.") from None
     try:
         return [parse_json(text)]
     except ValueError as error:

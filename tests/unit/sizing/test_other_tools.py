@@ -193,6 +193,12 @@ def test_an_empty_file_is_refused(tmp_path):
         read_measured([tmp_path / "empty.json"])
 
 
+def test_a_file_that_is_no_yaml_says_where(tmp_path):
+    (tmp_path / "results.yaml").write_text("a: 1\nb: [")
+    with pytest.raises(UserError, match=r'results\.yaml is not YAML: line 2, column 5: [^"]*Supported'):
+        read_measured([tmp_path / "results.yaml"])
+
+
 def test_failed_requests_and_an_incomplete_run_of_aiperf_are_noted(tmp_path):
     path = changed(
         tmp_path,
