@@ -54,15 +54,15 @@ class Server:
                     todo="Serve a model that sees, e.g. model=tiny_llava, or set workload.images=0.",
                 )
             config = self._client.get_model_config(model_name, client_timeout=_TIMEOUT_S).config
-        interface = TritonInterface(
-            model_name=model_name,
-            batched=config.max_batch_size > 0,
-            decoupled=config.model_transaction_policy.decoupled or self._any_step_decoupled(config),
-            inputs=frozenset(item.name for item in config.input),
-            outputs=frozenset(item.name for item in config.output),
-            add_special_tokens=self._adds_special_tokens(),
-            added_tokens=self._added,
-        )
+            interface = TritonInterface(
+                model_name=model_name,
+                batched=config.max_batch_size > 0,
+                decoupled=config.model_transaction_policy.decoupled or self._any_step_decoupled(config),
+                inputs=frozenset(item.name for item in config.input),
+                outputs=frozenset(item.name for item in config.output),
+                add_special_tokens=self._adds_special_tokens(),
+                added_tokens=self._added,
+            )
         _check_interface(interface, streaming, [item.name for item in config.input if not item.optional])
         if self._images and IMAGES not in interface.inputs:
             todo = "Leave out benchmark.model_name, or set it to tensorrt_llm_bls."
@@ -127,11 +127,10 @@ class Server:
         return False
 
     def _adds_special_tokens(self) -> bool:
-        """Return whether the model `preprocessing` adds special tokens; by default it does."""
-        try:
-            config = self._client.get_model_config("preprocessing", client_timeout=_TIMEOUT_S).config
-        except InferenceServerException:
+        """Return whether the model `preprocessing` adds special tokens, as it does by default, or where there is none."""
+        if not self._client.is_model_ready("preprocessing", client_timeout=_TIMEOUT_S):
             return True
+        config = self._client.get_model_config("preprocessing", client_timeout=_TIMEOUT_S).config
         value = str(config.parameters["add_special_tokens"].string_value).strip().lower()
         return value not in ("false", "0", "no", "n", "off")
 

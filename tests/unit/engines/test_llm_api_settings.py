@@ -52,7 +52,12 @@ def test_a_setting_and_a_file_that_differ_are_refused_and_neither_wins(nvidias):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("[1, 2]", "holds a list"), ("{a: [", r"is not valid YAML: line 1, column 6: [^\"]*$"), (None, "is not a file"), ("", "holds a NoneType")],
+    [
+        ("[1, 2]", "holds a list"),
+        ("{a: [", r"is not valid YAML: line 1, column 6: [^\"]*$"),
+        (None, "is not a file"),
+        ("", "holds a NoneType"),
+    ],
 )
 def test_a_file_that_holds_no_options_is_refused(tmp_path, content, message):
     path = tmp_path / "x.yaml"

@@ -35,7 +35,8 @@ def test_a_terminal_without_a_cursor_gets_the_lines_of_a_log(capsys, monkeypatch
 def test_a_narrow_terminal_gets_lines_that_fit(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     progress = screen.ScreenProgress()
-    title, note = "loading ModelOpt's CUDA kernels, compiled once for a machine", "continuing a run that was stopped " * 3
+    title = "loading ModelOpt's CUDA kernels, compiled once for a machine"
+    note = "continuing a run that was stopped " * 3
     with progress.task(title, 1) as advance:
         advance(1)
     progress.note(note)

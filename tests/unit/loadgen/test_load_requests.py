@@ -3,6 +3,8 @@
 import struct
 
 import pytest
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+from tritonclient.grpc.service_pb2 import ModelConfigResponse
 from tritonclient.utils import InferenceServerException
 
 from pipelines.domain.errors import UserError
@@ -113,4 +115,28 @@ def test_only_a_refusal_is_a_closed_index_and_an_empty_list_is_not_shown(message
     server = Server("127.0.0.1:1")
     server._client = Client()
     with pytest.raises(UserError, match=said):
+        server.describe("a", streaming=True)
+
+
+@pytest.mark.parametrize("name", ["preprocessing", "step"])
+def test_a_model_behind_the_ensemble_that_does_not_answer_is_said(name: str) -> None:
+    """Only a server without `preprocessing` has its defaults."""
+
+    class Client:
+        def is_server_live(self, **_: object) -> bool:
+            return True
+
+        def is_model_ready(self, name: str, **_: object) -> bool:
+            return True
+
+        def get_model_config(self, asked: str, **_: object) -> ModelConfigResponse:
+            if asked == name:
+                raise InferenceServerException("Deadline Exceeded")
+            config = ModelConfig(name=asked)
+            config.ensemble_scheduling.step.add(model_name="step")
+            return ModelConfigResponse(config=config)
+
+    server = Server("127.0.0.1:1")
+    server._client = Client()
+    with pytest.raises(UserError, match="says: Deadline Exceeded"):
         server.describe("a", streaming=True)
