@@ -127,7 +127,7 @@ class Server:
         return False
 
     def _adds_special_tokens(self) -> bool:
-        """Return whether the model `preprocessing` adds special tokens, as it does by default, or where there is none."""
+        """Return whether the model `preprocessing` adds special tokens; by default, and where it is missing, yes."""
         if not self._client.is_model_ready("preprocessing", client_timeout=_TIMEOUT_S):
             return True
         config = self._client.get_model_config("preprocessing", client_timeout=_TIMEOUT_S).config
