@@ -6,13 +6,12 @@ from typing import Self
 
 from pipelines.domain.benchmark import NO_SLO, Slo
 from pipelines.serving.command_lines import front_command
-from pipelines.serving.logs import FRONT_STARTED, ServerFailedError
+from pipelines.serving.logs import FRONT_STARTED, ServerFailedError, finds_port_taken
 from pipelines.serving.ports import answers_200, free_port
 from pipelines.serving.process import ServerProcess, TritonServer
 from pipelines.settings.paths import PROJECT_ROOT
 
 START_TIMEOUT_S = 60  # includes imports, on a busy machine
-PORT_IN_USE = "address already in use"
 """Part of what uvicorn and nginx say then."""
 
 
@@ -51,7 +50,7 @@ class OpenAiFrontend(ServerProcess):
             self._start()
         except ServerFailedError:
             open_choice = self._settings.openai_port is None and not self._was_ready
-            if not open_choice or not any(PORT_IN_USE in line.lower() for line in self.log_lines()):
+            if not open_choice or not finds_port_taken(self.log_lines()):
                 raise
             self._server.ports["openai_port"] = free_port(self._host, self._server.ports)
             self._start()

@@ -112,6 +112,11 @@ def taken_port(lines: Iterable[str]) -> int | None:
     return next((int(match["port"]) for line in lines if (match := PORT_TAKEN.search(line))), None)
 
 
+def finds_port_taken(lines: Iterable[str]) -> bool:
+    """Return whether a server of Python's ended because another program took its port."""
+    return any("address already in use" in line.lower() for line in lines)
+
+
 def useful_lines(lines: Iterable[str], count: int = 3) -> list[str]:
     """Return the best explanation of an exit: the crash message, else the last errors, else lines without a level.
 

@@ -13,7 +13,7 @@ from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_seconds
 from pipelines.serving.config import ServingSettings
-from pipelines.serving.logs import ServerFailedError
+from pipelines.serving.logs import ServerFailedError, finds_port_taken
 from pipelines.serving.ports import answers_200, choose_ports, get
 from pipelines.serving.process import ServerProcess
 
@@ -65,7 +65,7 @@ class TrtllmServe(ServerProcess):
         return str(json.loads(answer[1])["data"][0]["id"]) if answer and answer[0] == 200 else self._checkpoint
 
     def __enter__(self) -> Self:
-        """Start it and wait until it is ready.
+        """Start it and wait until it is ready; if another program takes a default port first, on another one, once.
 
         Raises:
             UserError: it is not installed, the port is in use, or it ended, with its last lines.
@@ -73,7 +73,13 @@ class TrtllmServe(ServerProcess):
         if fault := why_no_trtllm_serve():
             raise UserError.of([fault])
         self._port = choose_ports(self.settings, usual=self._usual_ports)["openai_port"]
-        self.restart()
+        try:
+            self.restart()
+        except ServerFailedError:
+            if self.settings.openai_port is not None or not finds_port_taken(self.log_lines()):
+                raise
+            self._port = choose_ports(self.settings, usual=False)["openai_port"]
+            self.restart()
         return self
 
     def __exit__(self, *_error: object) -> None:

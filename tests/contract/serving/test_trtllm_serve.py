@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,9 +18,10 @@ from pipelines.domain.benchmark import RESULT
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SILENT
 from pipelines.plan.plan import make_plan
+from pipelines.serving import ports
 from pipelines.serving.config import ServingSettings
 from pipelines.serving.logs import ServerFailedError
-from pipelines.serving.ports import get
+from pipelines.serving.ports import free_port, get
 from pipelines.settings.compose import load
 from pipelines.stages.benchmark import trtllm_serve
 from pipelines.store.store import Store
@@ -115,7 +117,8 @@ def test_its_predictions_are_not_compared(tmp_path):
 
 
 def test_serve_runs_until_ctrl_c_and_leaves_nothing(measured, repository, environment):
-    words = command(measured, "serve", f"serving.repository={repository}", "serving.server=trtllm_serve")
+    own = f"serving.openai_port={free_port('127.0.0.1', {})}"  # the usual one may be another test's in between
+    words = command(measured, "serve", f"serving.repository={repository}", "serving.server=trtllm_serve", own)
     with subprocess.Popen(words, env=environment, cwd=measured, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
@@ -141,6 +144,16 @@ def test_a_failed_start_says_why(emulated, repository, tmp_path):
     server = trtllm_serve(bad, SERVING, tmp_path, SILENT)
     with pytest.raises(ServerFailedError, match=r"trtllm-serve did not start: exit code 1.*has no config\.json"):
         server.__enter__()
+
+
+def test_a_default_port_that_was_just_taken_is_left_to_the_other(emulated, repository, tmp_path, monkeypatch):
+    monkeypatch.setattr(ports, "is_free", lambda _host, _port: True)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        monkeypatch.setattr(ports, "USUAL_PORTS", {**ports.USUAL_PORTS, "openai_port": taken})
+        with trtllm_serve(repository, SERVING, tmp_path, SILENT, usual_ports=True) as server:
+            assert f":{taken}/" not in server.url
+            assert server.model == "checkpoint"
 
 
 def test_one_that_ends_is_named_and_can_be_started_again(emulated, repository, tmp_path):
