@@ -327,6 +327,8 @@ def vision_faults(d: Deployment) -> list[Fault]:
     images, faults = d.settings.multimodal, list[Fault]()
     if images.model_type != "llava" or d.engine.server is not ServerBackend.PYTHON or images.path is None:
         return []
+    if not images.path.exists():  # named among the inputs
+        return []
     with collecting(faults):
         shape = VisionShape.read(images.path)
         with collecting(faults):

@@ -198,12 +198,8 @@ def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:
     if folder.is_file():
         _refuse_other_layout([folder], folder, key)
     if not folder.is_dir():
-        name = os.path.relpath(folder)
-        hub = (
-            f" For a model of the Hub: model=hub model.hub_id={name}"
-            if "/" in name and HUB_NAME.fullmatch(name)
-            else ""
-        )
+        name = _hub_name(folder)
+        hub = f" For a model of the Hub: model=hub model.hub_id={name}" if name else ""
         raise UserError(f"{key}='{folder}' is not a folder.", todo=f"Give a Hugging Face model folder.{hub}")
     config = folder / "config.json"
     if not config.is_file():
@@ -343,7 +339,7 @@ def files_source(
     if path.is_file():
         return _source(path, [path], hashes, key, _marked([path]) if texts else "")
     if not path.is_dir():
-        raise UserError(f"{key}='{path}' does not exist.", todo="Give a file or a folder.")
+        raise UserError(f"{key}='{path}' does not exist.", todo=f"Give a file or a folder.{_by_hand(path)}")
     candidates = [path / name for name in only] or path.rglob("*")
     files = sorted(p for p in candidates if _is_meant(p) and not p.name.startswith("."))
     if not files:
@@ -365,10 +361,22 @@ def adapter_source(folder: Path, hashes: HashCache, key: str) -> tuple[InputSour
     path = folder.absolute()
     if not path.is_dir():
         state = "is not a folder" if path.exists() else "does not exist"
-        raise UserError(f"{key}='{folder}' {state}.", todo="Give a folder that peft's save_pretrained() wrote.")
+        todo = f"Give a folder that peft's save_pretrained() wrote.{_by_hand(folder)}"
+        raise UserError(f"{key}='{folder}' {state}.", todo=todo)
     check_links(path, key)
     adapter = AdapterFiles.read(path, f"{key}='{folder}'").described  # before hashing, which takes long for large files
     return files_source(path, hashes, key, only=(CONFIG, WEIGHTS)), replace(adapter, place=str(folder))
+
+
+def _hub_name(path: Path) -> str:
+    """Return org/name if a path that does not exist may be meant as a repository of the Hub, else an empty string."""
+    name = os.path.relpath(path)
+    return name if "/" in name and HUB_NAME.fullmatch(name) else ""
+
+
+def _by_hand(path: Path) -> str:
+    name = _hub_name(path)
+    return f" For a repository of the Hub, first: hf download {name} --local-dir FOLDER" if name else ""
 
 
 def _marked(files: Iterable[Path]) -> str:

@@ -99,6 +99,14 @@ def test_a_name_of_the_hub_in_place_of_a_folder_is_told_where_it_belongs(tmp_pat
         plan(tmp_path, ["model.path=Qwen/Qwen3-8B"])
     with pytest.raises(UserError, match=r"nothing' is not a folder\. Give a Hugging Face model folder\.$"):
         plan(tmp_path, [f"model.path={tmp_path}/nothing"])
+    by_hand = r"For a repository of the Hub, first: hf download org/name --local-dir FOLDER"
+    with pytest.raises(UserError, match=rf"lora\.adapters\.1='org/name' does not exist\. .*{by_hand}$"):
+        plan(tmp_path, ["lora.adapters={1: org/name}"])
+    with pytest.raises(UserError, match=rf"^multimodal\.path='.*org/name' does not exist\. .*{by_hand}$") as caught:
+        plan(tmp_path, ["model=tiny_llava", "multimodal.path=org/name"])
+    assert len(caught.value.faults) == 1
+    with pytest.raises(UserError, match=r"multimodal\.path='.*config\.json' has no config\.json\."):
+        plan(tmp_path, ["model=tiny_llava", f"multimodal.path={BUNDLED}/models/tiny_llava/config.json"])
 
 
 def test_tokens_that_the_model_does_not_have_are_warned_of(tmp_path, model):
