@@ -277,8 +277,11 @@ def why_not(source: HubSource) -> str:
     return ""
 
 
-def stated(source: HubSource) -> Path:
-    """Fetch the files that say what a model is, for a plan, and return their folder in the Hub's cache.
+def stated(source: HubSource) -> tuple[Path, int]:
+    """Fetch the files that say what a model is, for a plan.
+
+    Returns:
+        their folder in the Hub's cache, and the bytes that a download of the model would have.
 
     Raises:
         UserError: they cannot be had.
@@ -287,7 +290,8 @@ def stated(source: HubSource) -> Path:
         listing = patiently(lambda: look_up(source), SILENT.note, longest_s=4)
         check_model(listing)
         files = [listing.files[name] for name in (CONFIG, *QUANTIZED) if name in listing.files]
-        return fetch(listing, files, SILENT)[CONFIG].parent
+        folder = fetch(listing, files, SILENT)[CONFIG].parent
+        return folder, sum(file.size for name, file in listing.files.items() if fnmatch(name, "model*.safetensors"))
 
 
 def _read_json(listing: HubListing, name: str) -> Mapping[str, Any]:

@@ -27,14 +27,18 @@ def needs(plan: Plan) -> list[str]:
 
 
 def _download(plan: Plan, todo: list[PlannedStep]) -> str:
-    """Say how much is downloaded: models at 16 bit; the size of a data set is not known beforehand."""
-    sized, unknown = 0.0, []
+    """Say how much is downloaded: models as the Hub lists them, or at 16 bit; of a data set it is not known."""
+    sized, listed, unknown = 0.0, 0, []
     for step in todo:
         if isinstance(stage := step.node.stage, Download):
             _, size = _stored(plan, step)
-            sized += size or 0.0
-            unknown += [] if size else [stage.repo_id]
+            if stage.repo_id in plan.deployment.inputs.hub_bytes:
+                listed += plan.deployment.inputs.hub_bytes[stage.repo_id]
+            else:
+                sized += size or 0.0
+                unknown += [] if size else [stage.repo_id]
     parts = [f"about {show_bytes(sized)} (modelled, weights at 16 bit)"] if sized else []
+    parts += [f"{show_bytes(listed)} (weights, as the Hub lists them)"] if listed else []
     parts += [f"{name} (size unknown)" for name in unknown]
     return f"download: {' and '.join(parts)}" if parts else ""
 
@@ -66,8 +70,7 @@ def _stored(plan: Plan, step: PlannedStep) -> tuple[str, float | None]:
     sixteen = weight_bytes(shape, QFormat.NONE)
     match stage:
         case Download():
-            is_other = not draft and (d.inputs.whole is not None or d.quantization is not None)
-            return "downloads", None if is_other else sixteen
+            return "downloads", d.inputs.hub_bytes.get(stage.repo_id, sixteen)
         case PruneModel():
             return "pruned models", sixteen
         case Sparsify():

@@ -189,14 +189,15 @@ def _with_hub_models(goal: Goal, store: Store, facts: UserInputs) -> UserInputs:
         UserError: a model is not of a family that is built.
     """
     model, draft = goal.settings.model, goal.settings.speculative.draft
-    read: dict[str, Any] = {"hub_folders": {}, "unread": []}
+    read: dict[str, Any] = {"hub_folders": {}, "hub_bytes": {}, "unread": []}
     for name, source, rotary in (("shape", model, "rotary"), ("draft", draft, "draft_rotary")):
         if source is None or source.folder or source.shape or goal.is_elsewhere or (source is model and facts.built):
             continue
-        folder, why = _on_hub(Download(str(source.hub_id), source.revision or "main", "model", None), store)
+        folder, size, why = _on_hub(Download(str(source.hub_id), source.revision or "main", "model", None), store)
         if folder is None:
             read["unread"] += [f"{source.hub_id}: {why}"] if why else []
             continue
+        read["hub_bytes"][source.hub_id] = size
         config, stated_in = json_object(folder / "config.json"), f"config.json of {source.hub_id}"
         text = text_config(config, stated_in) if source is model else config
         read[name], read[rotary] = ModelShape.from_hf_config(text, stated_in), Rotary.of(text)
@@ -205,24 +206,24 @@ def _with_hub_models(goal: Goal, store: Store, facts: UserInputs) -> UserInputs:
     return replace(facts, **read)
 
 
-def _on_hub(model: Download, store: Store) -> tuple[Path | None, str]:
-    """Return a folder that states what a model is: its download, else the Hub's cache; and why there is none."""
+def _on_hub(model: Download, store: Store) -> tuple[Path | None, int, str]:
+    """Return a folder that states what a model is (its download, else the Hub's cache), what to fetch, or why not."""
     with suppress(DamagedError):  # downloaded again
         if made := _found(model, store):
-            return made.path, ""
+            return made.path, 0, ""
     return _stated(model.repo_id, model.revision)
 
 
 @cache
-def _stated(repo_id: str, revision: str) -> tuple[Path | None, str]:
+def _stated(repo_id: str, revision: str) -> tuple[Path | None, int, str]:
     if find_spec("huggingface_hub") is None:
-        return None, ""  # the plan names the package as missing
+        return None, 0, ""  # the plan names the package as missing
     from pipelines.hub import HubSource, stated  # takes a third of a second
 
     try:
-        return stated(HubSource(repo_id, revision)), ""
+        return *stated(HubSource(repo_id, revision)), ""
     except UserError as error:
-        return None, " ".join(f"{fault.message} {fault.todo}".rstrip() for fault in error.faults)
+        return None, 0, " ".join(f"{fault.message} {fault.todo}".rstrip() for fault in error.faults)
 
 
 def with_questions(goal: Goal, store: Store) -> tuple[Goal, tuple[str, ...]]:

@@ -55,6 +55,7 @@ class UserInputs:
         few_texts: texts of the user's calibration data, if they are fewer than `ENOUGH_TEXTS`.
         whole: architecture of the model if its language model is one part, which is taken out; else None.
         hub_folders: what is on this machine of models that come from the Hub: at least their config.json.
+        hub_bytes: weights of such models, by their names there.
         unread: models of which the Hub does not give it, each with the reason.
         unknown_tokens: of the tokenizer, whose ids the model does not have.
         vision_bytes: weights of the vision encoder at 16 bit; None if they are not on disk as safetensors.
@@ -75,6 +76,7 @@ class UserInputs:
     reference: ModelShape | None = None
     whole: str | None = None
     hub_folders: Mapping[ModelSettings, Path] = field(default_factory=dict)
+    hub_bytes: Mapping[str, int] = field(default_factory=dict)
     unread: Sequence[str] = ()
     unknown_tokens: tuple[str, ...] = ()
 

@@ -37,7 +37,7 @@ def test_a_plan_reads_config_json_of_the_hub_and_fetches_no_weights(online, hub)
     hub.forget()
     text = " ".join(online.run("plan", "plan.target=build", *WORDS[1:]).split())
     assert "4.1 M parameters" in text
-    assert "download: about 7.8 MiB" in text
+    assert "download: 7.8 MiB (weights, as the Hub lists them)" in text
     assert "CPU engine at full load" in text
     assert weights_sent(hub) == []
 

@@ -45,7 +45,7 @@ def known_model(settings: Settings) -> ModelShape:
         return model_named(settings.sizing.model)
     model = settings.model
     if model.folder is not None:
-        return _in_folder(model.folder, model.label)
+        return _in_folder(model.folder, model.label, str(model.folder))
     if model.shape is not None:
         return model.shape.to_shape(model.label)
     other = "Or name a model that is known here (sizing.model=llama-3.1-8b), or one of conf/model, or give model.path."
@@ -54,26 +54,30 @@ def known_model(settings: Settings) -> ModelShape:
     from pipelines.hub import HubSource, stated  # takes a third of a second
 
     try:
-        return _in_folder(stated(HubSource(str(model.hub_id), model.revision or "main")), model.label)
+        folder, _ = stated(HubSource(str(model.hub_id), model.revision or "main"))
+        return _in_folder(folder, model.label, str(model.hub_id))
     except UserError as error:
         raise UserError.of(
             [*error.faults, Fault(f"So the sizes of {model.label} are not known.", todo=other)]
         ) from None
 
 
-def _in_folder(folder: Path, name: str) -> ModelShape:
-    """Return the shape of a model from its folder; with what the folder holds, if it is quantized or not built here."""
+def _in_folder(folder: Path, name: str, place: str) -> ModelShape:
+    """Return the shape of a model from its folder; with what the folder holds, if it is quantized or not built here.
+
+    `place` is where its owner knows it.
+    """
     config = model_config(folder)
-    shape = ModelShape.from_hf_config(config, str(folder / "config.json"), name=name, buildable=False)
+    shape = ModelShape.from_hf_config(config, f"config.json of {place}", name=name, buildable=False)
     family = None if shape.architecture else SIZED[config["architectures"][0]]
     block = quantization_of(folder, config)
     if family is None or not family.layers:
-        return shape if block is None else replace(shape, published={_given_form(block): str(folder)})
+        return shape if block is None else replace(shape, published={_given_form(block): place})
     form, kept = "none", {}
     if block is not None:
         form = _form_of(block)
         kept = {form: "blocks" if block.get("weight_block_size") else _kept_in_16_bit(block, shape)}
-    return replace(shape, published={form: str(folder)} if family.llm_api else {}, in_16_bit=kept)
+    return replace(shape, published={form: place} if family.llm_api else {}, in_16_bit=kept)
 
 
 def _given_form(block: Mapping[str, Any]) -> str:
