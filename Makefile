@@ -112,7 +112,8 @@ else
 .PHONY: words
 words: $(if $(filter config,$(firstword $(WORDS))),$(READY))
 	@MAKE_TARGETS='$(TARGETS)' $(ANY_PYTHON) -m pipelines --from-make $(foreach word,$(WORDS),'$(subst ','\'',$(word))')
-%: words ;
-$(MAKEFILE_LIST): ;
+%: words
+	@:
+$(MAKEFILE_LIST) pyproject.toml constraints.txt: ;
 
 endif

@@ -77,6 +77,21 @@ def make(tmp_path):
     return run
 
 
+def test_an_environment_that_is_ready_is_not_mentioned(make, tmp_path):
+    """make called its sources circular, because any word may be a command's."""
+    environment = tmp_path / ".venv" / "bin"
+    environment.mkdir(parents=True)
+    (tmp_path / "python").rename(environment / "python")
+    for name in ("pyproject.toml", "constraints.txt", ".venv/.ready"):
+        (tmp_path / name).touch()
+    for words in (["config", "quant"], ["plan"], ["help"]):
+        found = subprocess.run(
+            ["make", *words], cwd=tmp_path, env={"PATH": os.environ["PATH"], "CODE": "0"}, stdout=-1, stderr=-1
+        )
+        assert (found.returncode, found.stderr) == (0, b"")
+        assert b"make: " not in found.stdout
+
+
 @pytest.mark.parametrize(("code", "word"), [("1", "1"), ("2", "2"), ("3", "3"), ("killed", "137")])
 def test_a_failure_is_2_and_the_last_line_names_the_code_of_the_command(make, code, word):
     assert make("nightly", "nightly=gpu") == (0, "ran -m pipelines --from-make nightly\n")
