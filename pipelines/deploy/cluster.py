@@ -17,7 +17,7 @@ from pipelines.engines.registry import with_setting
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_folder
 from pipelines.host.machine import Machine
-from pipelines.host.screen import say, warn
+from pipelines.host.screen import say, tell, warn
 from pipelines.plan.plan import make_plan
 from pipelines.serving.command_lines import Ranks, front_command, server_command
 from pipelines.serving.config import ServingSettings
@@ -358,10 +358,10 @@ def _say(settings: Settings, target: ScriptTarget, *, changed: bool) -> None:
     folder = relative_to_cwd(target.folder)
     nodes = f"{target.num_nodes} nodes" if target.num_nodes > 1 else "one node"
     ranks = target.world_size * (target.num_nodes if target.whole else 1)
-    say(f"{target.label}: {count(ranks, 'rank')} on {nodes}, {count(target.ranks_per_node, 'GPU')} each")
+    tell(f"{target.label}: {count(ranks, 'rank')} on {nodes}, {count(target.ranks_per_node, 'GPU')} each")
     say(f"{'written' if changed else 'unchanged'}: {folder} (not run here)")
     if target.repository is None:
         say(f"  {run} {folder}/build.{suffix}")
     say(f"  {run} {folder}/serve.{suffix}")
     if target.num_nodes > 1 and settings.serving.loopback:
-        say("note: the server listens on its first node only; serving.host=0.0.0.0 lets other machines in")
+        tell("note: the server listens on its first node only; serving.host=0.0.0.0 lets other machines in")

@@ -33,7 +33,7 @@ from pipelines.engines.tensorrt_llm.llm_api import merged
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_folder
 from pipelines.host.machine import Machine, gather
-from pipelines.host.screen import say, warn
+from pipelines.host.screen import say, tell, warn
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
@@ -498,37 +498,43 @@ def _warn_unread(deployed: ClusterDeployment) -> None:
 def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
     served, needed, settings = deployed.served, deployed.sizes, deployed.settings
     what = "preview" if settings.preview else f"repository: {served.folder}"
-    say(f"{what} ({served.label}, {served.variant}, {'about ' * settings.preview}{show_bytes(served.size_bytes)})")
+    tell(f"{what} ({served.label}, {served.variant}, {'about ' * settings.preview}{show_bytes(served.size_bytes)})")
     gpus = f"{count(served.gpus_per_node, 'GPU')}, " if served.gpu else ""
     pods = f"{served.num_nodes} nodes, each " if served.num_nodes > 1 else ""
     shm = f"{needed.shm_mib} MiB of it /dev/shm"
-    say(f"one server: {pods}{gpus}{needed.cpus} CPUs, {show_bytes(needed.memory_mib * 2**20)} of memory, {shm}")
+    tell(f"one server: {pods}{gpus}{needed.cpus} CPUs, {show_bytes(needed.memory_mib * 2**20)} of memory, {shm}")
     start = f"about {show_seconds(needed.startup_s)} to start"
     if settings.operator != "dynamo":  # which has a probe of its own
         start += f", {show_seconds(needed.startup_limit_s)} at most"
-    say(f"            {start}; up to {show_seconds(needed.drain_s)} to drain")
+    tell(f"            {start}; up to {show_seconds(needed.drain_s)} to drain")
     _say_memory(deployed)
     _warn_unread(deployed)
     if served.gpu and deployed.sm is None:
-        say("note: add hardware=... to select nodes with the GPU that the engine was built for")
+        tell("note: add hardware=... to select nodes with the GPU that the engine was built for")
     if served.needs_amx:
-        say("note: nodes must have AMX, as the engine was built for it (labels of Node Feature Discovery);")
-        say("      engine.openvino.experts=separate builds one for all")
+        tell(
+            "note: nodes must have AMX, as the engine was built for it (labels of Node Feature Discovery);"
+            " engine.openvino.experts=separate builds one for all"
+        )
     if "/" not in deployed.image_reference:
-        say(f"note: {deployed.image_reference} names no registry, so nodes must have it already; or push it to one and")
-        say("      give manifests.image=REGISTRY/NAME:TAG")
+        tell(
+            f"note: {deployed.image_reference} names no registry, so nodes must have it already; or push it to one and"
+            " give manifests.image=REGISTRY/NAME:TAG"
+        )
     if settings.operator == "dynamo":
-        say(f"note: Dynamo's workers of {deployed.image_reference}, not run here; its operator must be in the cluster")
-        say("note: HPA, alerts and NetworkPolicy are not written")
-        say(f"note: clients reach the Service {deployed.name}-frontend, port {dynamo.PORT}, which asks for no password")
+        tell(f"note: Dynamo's workers of {deployed.image_reference}, not run here; its operator must be in the cluster")
+        tell("note: HPA, alerts and NetworkPolicy are not written")
+        tell(
+            f"note: clients reach the Service {deployed.name}-frontend, port {dynamo.PORT}, which asks for no password"
+        )
     elif served.llm_api is not None:
-        say(f"note: trtllm-serve of {deployed.image_reference}, not run here; without HPA and alerts")
-        say("note: everyone who reaches its port may also POST /update_weights and /release_memory")
+        tell(f"note: trtllm-serve of {deployed.image_reference}, not run here; without HPA and alerts")
+        tell("note: everyone who reaches its port may also POST /update_weights and /release_memory")
     if deployed.slo.limits and not settings.pod_monitor:
-        say("note: no alerts for benchmark.slo, because manifests.pod_monitor=false")
+        tell("note: no alerts for benchmark.slo, because manifests.pod_monitor=false")
     say(f"\n{'written' if changed else 'unchanged'}: {relative_to_cwd(overlay.parent.parent)}")
     if settings.preview:
-        say("Before you apply them, make the repository where the GPU is, and write them from it:")
+        tell("Before you apply them, make the repository where the GPU is, and write them from it:")
         say("      make repository ... && make manifests ...   (without manifests.preview)")
     else:
         _say_next(deployed, overlay)
@@ -541,30 +547,34 @@ def _say_memory(deployed: ClusterDeployment) -> None:
     unset = deployed.settings.model_copy(update={"memory_gib": None})
     computed = sizes(deployed.served, unset, deployed.serving).memory_mib * MIB
     if given * GIB < computed:
-        say(f"note: manifests.memory_gib={given:g} is less than the computed need of {show_bytes(computed)};")
-        say("      Kubernetes kills a server that uses more than its limit")
+        tell(
+            f"note: manifests.memory_gib={given:g} is less than the computed need of {show_bytes(computed)};"
+            " Kubernetes kills a server that uses more than its limit"
+        )
 
 
 def _say_next(deployed: ClusterDeployment, overlay: Path) -> None:
     """Print what must be there before the first start, and how to start."""
     settings = deployed.settings
-    say("Before the first start:")
+    tell("Before the first start:")
     if settings.storage == "claim":
         folder = f"folder {settings.sub_path} of the " if settings.sub_path else ""
-        say(f"  - copy the repository into the {folder}claim {claim_name(deployed)}")
+        tell(f"  - copy the repository into the {folder}claim {claim_name(deployed)}")
     for secret, keys in deployed.secrets.values():
-        say(f"  - Secret {secret}: {keys}")
+        tell(f"  - Secret {secret}: {keys}")
     if deployed.autoscaled:
-        say(f"  - give {relative_to_cwd(overlay.parent.parent / 'prometheus-adapter.yaml')} to prometheus-adapter")
+        tell(f"  - give {relative_to_cwd(overlay.parent.parent / 'prometheus-adapter.yaml')} to prometheus-adapter")
     say(f"Then: kubectl apply -k {relative_to_cwd(overlay)}")
     if settings.route.name is not None:
         rest = ""
         if settings.route.beside and settings.route.weight < 100:
             rest = f", the rest to {settings.route.beside}, to port {deployed.serving.ports[FRONT]} of both"
         say(f"When it is ready: kubectl apply -f {relative_to_cwd(overlay.parent.parent / 'route.yaml')}")
-        say(f"      sends {settings.route.weight} % of the requests here{rest}")
+        tell(f"      sends {settings.route.weight} % of the requests here{rest}")
         if settings.route.beside and not (settings.folder / settings.route.beside).is_dir():
-            say(f"      {relative_to_cwd(settings.folder)} has no {settings.route.beside}: see that its Service exists")
+            tell(
+                f"      {relative_to_cwd(settings.folder)} has no {settings.route.beside}: see that its Service exists"
+            )
 
 
 def image(overrides: Sequence[str]) -> int:

@@ -226,6 +226,11 @@ def say(text: str = "", stream: TextIO | None = None) -> None:
         log.info("%s", text)
 
 
+def tell(text: str) -> None:
+    """Print each line as a paragraph within the terminal's width; what goes on in the next has two more blanks."""
+    say("\n".join(wrapped(line, len(line) - len(line.lstrip(" ")) + 2) for line in text.split("\n")))
+
+
 class _Outlived(io.FileIO):
     """A stream that discards output once its reader has gone, and notes why output was lost otherwise.
 

@@ -27,7 +27,7 @@ from pipelines.engines.registry import choose
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_json, write_text
 from pipelines.host.machine import Machine, gather, library_versions
-from pipelines.host.screen import say, warn, wrapped
+from pipelines.host.screen import say, tell, warn, wrapped
 from pipelines.nightly import facts
 from pipelines.nightly.accuracy import Record, measured_loss
 from pipelines.nightly.config import NightlySettings
@@ -98,7 +98,7 @@ def measure(settings: Settings, cells: Sequence[NightlyCell]) -> str:
                 start = time.monotonic()
                 record = _cell(night, cell, own, number, len(cells))
                 night.history.append(record)
-                say(f"  {summary(record, night.settings.nightly)} ({show_seconds(time.monotonic() - start)})")
+                tell(f"  {summary(record, night.settings.nightly)} ({show_seconds(time.monotonic() - start)})")
         _state(history, host).unlink(missing_ok=True)
     return night.run
 
@@ -120,7 +120,7 @@ def _begin(settings: Settings, cells: Sequence[NightlyCell], history: History, h
     now = datetime.now(UTC).replace(microsecond=0)
     if state.get("plan") != plan or now - datetime.fromisoformat(state["since"]) > RESUMED:
         if state:
-            say(f"run {state['run']} was stopped and is not resumed: other cells, commit or machine, or too old")
+            tell(f"run {state['run']} was stopped and is not resumed: other cells, commit or machine, or too old")
         state = {"plan": plan, "run": f"{now:%Y%m%dT%H%M%SZ}-{host}-{os.getpid()}", "since": now.isoformat()}
         write_json(place, state)
     root = settings.paths.store.absolute()
@@ -252,7 +252,7 @@ def run(overrides: Sequence[str]) -> int:
     folder = settings.report.folder / f"nightly-{settings.nightly.name}"
     paths = write_document(trend_document(history, read, verdict, settings.nightly), folder)
     for note in read.notes:
-        say(f"note: {note}")
+        tell(f"note: {note}")
     say("\n" + "\n".join(words(history, verdict)))
     say(f"\nhistory: {relative_to_cwd(history.file)}")
     say(f"report: {relative_to_cwd(paths.markdown.absolute())}")

@@ -20,7 +20,7 @@ from pipelines.domain.units import show_seconds
 from pipelines.host.disk import relative_to_cwd
 from pipelines.host.files import write_json
 from pipelines.host.lifetimes import child_process, end_with, repeated
-from pipelines.host.screen import say
+from pipelines.host.screen import say, tell
 from pipelines.plan.targets import Target
 from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.stages.evaluate import baseline_of
@@ -224,14 +224,14 @@ class RunCell:
             end_with(self.submitter)
         file = self.files[HydraConfig.get().job.num]
         if not file.is_file():
-            say(f"{file} was removed, so its cell does not run")
+            tell(f"{file} was removed, so its cell does not run")
             return
         cell = read(file)
         if self.shown:
             say(f"\n[{cell.number}] {cell.words}")
         after = run_process(cell, self.folder, shown=self.shown)
         if self.shown and after.state == "failed":
-            say(f"failed: {after.reason}")
+            tell(f"failed: {after.reason}")
 
 
 def _how(code: int) -> str:

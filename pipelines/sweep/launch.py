@@ -35,7 +35,7 @@ from pipelines.domain.errors import Fault, UserError, collecting, did_you_mean, 
 from pipelines.host.disk import check_folders
 from pipelines.host.files import disk_faults, write_json
 from pipelines.host.machine import Machine, gather
-from pipelines.host.screen import say
+from pipelines.host.screen import say, tell
 from pipelines.plan.plan import make_plan, with_questions
 from pipelines.plan.targets import MEASURED, Goal, Target
 from pipelines.settings.by_hydra import diagnose, hydra_on_conf, unexplained
@@ -339,7 +339,7 @@ def _tell(cells: Sequence[SweepCell], waiting: Sequence[SweepCell], sweep: Sweep
     parts += [f"{len(waiting)} to run" + ("" if sweep.launcher == BASIC else f" with {sweep.launcher_word}")]
     say(", ".join(parts))
     for cell in refused:
-        say(f"[{cell.number}] {cell.words}\nfailed: {cell.reason}")
+        tell(f"[{cell.number}] {cell.words}\nfailed: {cell.reason}")
 
 
 def _launch(sweep: Sweep, folder: Path, waiting: Sequence[SweepCell]) -> None:

@@ -14,7 +14,7 @@ from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.domain.units import show_bytes
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_json
-from pipelines.host.screen import say, table
+from pipelines.host.screen import say, table, tell
 from pipelines.plan.plan import with_questions
 from pipelines.plan.targets import Goal
 from pipelines.run.console import ResultTable, comparison, unasked_table
@@ -159,7 +159,7 @@ def smallest(overrides: Sequence[str]) -> int:
     def evaluate(bound: float) -> Tried | None:
         folder, [cell] = run_cells("evaluate", [*own, f"{BITS}={bound:g}", f"{LEVEL}={level:g}"])
         if cell.state == "failed":
-            say(f"failed: {cell.reason}")
+            tell(f"failed: {cell.reason}")
             failed.append(cell)
             return None
         mix = _read(cell, bound, settings)

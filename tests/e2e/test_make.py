@@ -78,7 +78,7 @@ def make(tmp_path):
 
 
 def test_an_environment_that_is_ready_is_not_mentioned(make, tmp_path):
-    """make called its sources circular, because any word may be a command's."""
+    """Make called its sources circular, because any word may be a command's."""
     environment = tmp_path / ".venv" / "bin"
     environment.mkdir(parents=True)
     (tmp_path / "python").rename(environment / "python")

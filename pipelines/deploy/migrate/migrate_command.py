@@ -21,7 +21,7 @@ from pipelines.engines.tensorrt_llm.llm_api import sampling_option
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_folder
 from pipelines.host.machine import gather
-from pipelines.host.screen import say, warn
+from pipelines.host.screen import tell, warn
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
@@ -211,9 +211,9 @@ def migrate(overrides: Sequence[str]) -> int:
     folder = source.folder.absolute() / name
     made = migration.files()
     changed = write_folder(folder, made, command="make migrate", setting="migrate.folder")
-    say(f"{'written' if changed else 'unchanged'}: {relative_to_cwd(folder)}: {', '.join(made)}")
+    tell(f"{'written' if changed else 'unchanged'}: {relative_to_cwd(folder)}: {', '.join(made)}")
     for word in migration.of("lost", "unknown"):
-        say(f"{word.state}: {word.old}: {word.why}")
+        tell(f"{word.state}: {word.old}: {word.why}")
     for word in migration.of("ignored"):
         warn(f"{word.old} in {word.place}: {word.why}")
     return 0

@@ -246,6 +246,17 @@ def test_what_the_plan_warns_of_is_said(words, tmp_path, monkeypatch, capsys):
     assert "warning: quant=int8_wo on compute capability 12.0" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize("words", [["scripts", "cluster=slurm"], ["manifests", "manifests.preview=true"], ["migrate"]])
+def test_what_is_said_fits_a_narrow_terminal(words, tmp_path, monkeypatch, capsys):
+    """But for commands and paths, which are copied."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "60")
+    words += ["engine=tensorrt_llm", "model=llama_3_1_8b", "quant=int8_wo", "hardware=h100_sxm", "build.tp_size=2"]
+    assert main(words) == 0
+    too_long = [line for line in capsys.readouterr().out.splitlines() if len(line) > 59]
+    assert [line for line in too_long if not line.startswith(("  sbatch ", "      make "))] == []
+
+
 def test_the_service_in_front_counts_the_limits_of_the_benchmark(tmp_path):
     folder = scripts(tmp_path, "cluster=slurm", "serving.host=0.0.0.0", "benchmark.slo.ttft_ms=450")
     assert "--slo-ttft-ms=450" in (folder / "rank.sh").read_text()

@@ -311,7 +311,7 @@ def test_two_versions_of_a_route_have_one_port(tmp_path, capsys):
         with pytest.raises(UserError, match=said):
             manifests(tmp_path, "cpu", "manifests.name=newest", "serving.openai_port=8004", *words)
     manifests(tmp_path, "cpu", "manifests.name=newest", beside.replace("old", "misspelt"))
-    assert "out has no misspelt: see that its Service exists" in capsys.readouterr().out
+    assert "out has no misspelt: see that its Service exists" in " ".join(capsys.readouterr().out.split())
     (tmp_path / "out" / "old" / "route.yaml").write_text("spec: {}")
     with pytest.raises(UserError, match=r"old/route\.yaml is not a route as `make manifests` writes one"):
         manifests(tmp_path, "cpu", "manifests.name=newest", "serving.openai_port=8004", beside)
