@@ -12,7 +12,6 @@ from pipelines.serving.process import ServerProcess, TritonServer
 from pipelines.settings.paths import PROJECT_ROOT
 
 START_TIMEOUT_S = 60  # includes imports, on a busy machine
-"""Part of what uvicorn and nginx say then."""
 
 
 class OpenAiFrontend(ServerProcess):
