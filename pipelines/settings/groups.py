@@ -39,7 +39,7 @@ def project_file() -> Path | None:
     """Find the project's own configuration: the chosen file, or pipelines.yaml here or in the nearest folder above.
 
     Raises:
-        UserError: the chosen file does not exist, or the one found is a broken link or belongs to somebody else.
+        UserError: the chosen file does not exist, or the one found is no file or belongs to somebody else.
     """
     if chosen := os.environ.get(CHOSEN_FILE):
         if chosen != NO_FILE and not Path(chosen).is_file():
@@ -47,12 +47,13 @@ def project_file() -> Path | None:
         return None if chosen == NO_FILE else Path(chosen)
     here = Path.cwd()
     places = [folder / PROJECT_FILE for folder in (here, *here.parents)]
-    file = next((each for each in places if each.is_file() or each.is_symlink()), None)
+    file = next((each for each in places if each.exists() or each.is_symlink()), None)
     if file and not file.is_file():
-        raise UserError(
-            f"'{file}' is a link to '{file.readlink()}', which is not a file.",
-            todo=f"Restore it. To do without: config={NO_FILE}",
-        )
+        if file.is_symlink():
+            what, todo = f"a link to '{file.readlink()}', which is not a file", "Restore it."
+        else:
+            what, todo = "a folder" if file.is_dir() else "not a file", "Rename it."
+        raise UserError(f"'{file}' is {what}.", todo=f"{todo} To do without: config={NO_FILE}")
     if file and file.parent != here and file.stat().st_uid not in (ROOT_USER, os.getuid()):
         raise UserError(
             f"'{file}' belongs to another user, who would decide what runs here.",

@@ -209,6 +209,12 @@ def test_a_broken_link_is_not_passed_over(project):
         load([])
 
 
+def test_a_folder_of_that_name_is_not_passed_over(project):
+    (project / "below" / "pipelines.yaml").mkdir()
+    with pytest.raises(UserError, match=r"below/pipelines.yaml' is a folder"):
+        load([])
+
+
 def test_a_file_that_is_not_there(project):
     assert main(["plan", "config=no.yaml"]) == 2
 
