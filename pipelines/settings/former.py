@@ -34,7 +34,7 @@ ELSEWHERE = {
     "triton.kv_cache_free_gpu_mem_fraction": "gpu_memory_utilization free_gpu_memory_fraction"
     " kv_cache_free_gpu_memory_fraction",
     "engine.openvino.num_threads": "threads num_threads",
-    "quant": "quantization quant_algo quant.format",
+    "quant": "quantization quant_algo",
     "hardware": "gpu gpus gpu_type",
     "model.path": "model_path model_dir",
     "serving.http_port": "port",
@@ -81,9 +81,8 @@ def former(key: str) -> Fault | None:
 
 def elsewhere(key: str) -> list[str]:
     """List the settings that other tools call so, those of the same group first of all: tp is build.tp_size."""
-    key = key.lower().replace("-", "_")
-    group, _, name = key.rpartition(".")
-    ours = [setting for setting, names in ELSEWHERE.items() if {name, key} & set(names.split())]
+    group, _, name = key.lower().replace("-", "_").rpartition(".")
+    ours = [setting for setting, names in ELSEWHERE.items() if name in names.split()]
     return [setting for setting in ours if setting.partition(".")[0] == group] or ours
 
 

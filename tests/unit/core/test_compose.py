@@ -178,7 +178,7 @@ MISTAKEN_WORDS = [
     ("qps=2", r"Did you mean 'benchmark\.request_rate' or 'sizing\.average_rate'\?"),
     ("isl=9", r"'isl' is not a known setting\. Did you mean 'workload\.isl'\?"),
     ("seed=9", r"Did you mean 'recover\.seed' or 'workload\.seed'\?"),
-    ("quant.format=fp8", r"'quant\.format' is not a known setting\. Did you mean 'quant'\?"),
+    ("quant.format=fp8", r"'quant\.format' is not a known setting\. Did you mean 'quant\.qformat'\?"),
     ("report.format=pdf", r"'report\.format' is not a known setting\. Did you mean 'doctor\.format'\?"),
     ("gpu=h100", r"'gpu' is not a known setting\. Did you mean 'hardware'\?"),
     ("hardware=a100", r"hardware=a100 is not known.*Did you mean 'a100_"),
