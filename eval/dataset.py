@@ -156,6 +156,7 @@ COLUMN_NAMES = {
 }
 """Names of columns that are recognized, without regard to case, spaces, `_` and `-`; the first has precedence."""
 ANSWER_KINDS = ("letter", "index0", "index1", "text")
+NO_HEADER = "If the file begins with a question, give it a first line of names: question,A,B,C,D,answer"
 _LETTERS = re.compile(r"(choice|option|op|ending|)([a-z]|\d+)")
 
 
@@ -163,7 +164,8 @@ def read_own(path: Path, settings: EvalSettings) -> list[Row]:
     """Return the questions as {question, choices, answer (an index from 0), subject}.
 
     Raises:
-        UserError: the file cannot be read, a column is missing, or a row is not a question; with file, row and column.
+        UserError: the file cannot be read, a column is missing, a row is not a question, or one repeats another; with
+            file, row and column.
     """
     if path.is_file() and path.stat().st_size > MOST_BYTES:
         raise UserError(f"eval.path='{path}' has {path.stat().st_size:,} bytes.", allowed=f"At most {MOST_BYTES:,}.")
@@ -181,13 +183,15 @@ def read_own(path: Path, settings: EvalSettings) -> list[Row]:
     parts = [] if place["choices"] else _parts(path, columns, set(place.values()))
     for role in ("question", "answer") if parts else ("question", "choices", "answer"):
         if place[role] is None:
+            headless = f" {NO_HEADER}" if path.suffix.lower() in (".csv", ".tsv") else ""
             raise UserError(
                 f"eval.path='{path}' has no column with the {role}.",
                 allowed=f"It has {', '.join(columns)}.",
-                todo=f"Name it: eval.{role}_column=...",
+                todo=f"Name it: eval.{role}_column=...{headless}",
             )
     read = [_row(f"{path}, {where}", row, place, parts, settings.own_name) for where, row in table]
     _settle(path, read, str(place["answer"]), settings.answers)
+    _refuse_repeats(read)
     if len(subjects := {row["subject"] for row in read}) > MOST_SUBJECTS:
         raise UserError(
             f"eval.path='{path}' has {len(subjects):,} subjects in the column '{place['subject']}'.",
@@ -195,6 +199,25 @@ def read_own(path: Path, settings: EvalSettings) -> list[Row]:
             todo="Name another column with eval.subject_column.",
         )
     return [{key: row[key] for key in ("question", "choices", "answer", "subject")} for row in read]
+
+
+def _refuse_repeats(rows: Sequence[Row]) -> None:
+    """Refuse questions that are asked twice: a verdict takes each for evidence of its own, and would be too sure."""
+    first: dict[tuple[str, frozenset[str]], Row] = {}
+    repeats = []
+    for row in rows:
+        if (before := first.setdefault((row["question"], frozenset(row["choices"])), row)) is not row:
+            repeats.append((before, row))
+    if not repeats:
+        return
+    other = [pair for pair in repeats if len({row["choices"][row["answer"]] for row in pair}) > 1]
+    before, row = (other or repeats)[0]
+    earlier = before["where"].rpartition(", ")[2]
+    raise UserError(
+        f"{row['where']} asks the same as {earlier}{', with another answer' if other else ''}.",
+        allowed="Each question once: a verdict takes each for evidence of its own.",
+        todo=f"Remove repeated rows ({len(repeats):,} of {len(rows):,}).",
+    )
 
 
 def rows_of(path: Path) -> Iterator[tuple[str, Any]]:
@@ -291,7 +314,7 @@ def _parts(path: Path, columns: Sequence[str], taken: set[str | None]) -> list[s
         raise UserError(
             f"{path}: the columns {', '.join(name for _, name in parts)} may each be a choice.",
             allowed="A, B, ... or option_1, option_2, ..., one kind of them, without a gap.",
-            todo="Rename or remove those that are none.",
+            todo=f"Rename or remove those that are none. {NO_HEADER}",
         )
     return [name for _, name in parts]
 

@@ -70,6 +70,22 @@ def test_layouts(tmp_path, kind) -> None:
         ("question,A,B,answer,n\nq,x,y,A,1\n", r"columns A, B, n may each be a choice.*Rename or remove"),
         ("question,A,B,option_1,option_2,answer\nq,x,y,z,w,A\n", "columns option_1, option_2, A, B may each be"),
         ("question,n,answer\nq,1,A\n", "no column with the choices"),
+        (
+            "What is 1+1?,1,2,3,4,B\nWhat is 1+2?,1,2,3,4,C\n",
+            r"1, 2, 3, 4, B may .*begins with a question.* line of names: question,A,B,C,D,ans",
+        ),
+        (
+            "What is blue?,sea,sky,B\nWhat is red?,sea,fire,B\n",
+            r"no column with the question.*begins with a question, give it a first line",
+        ),
+        (
+            "question,A,B,answer\nq,x,y,A\nr,x,y,A\nq,y,x,B\nr,x,y,A\n",
+            r"q\.csv, row 3 \(line 4\) asks the same as row 1 \(line 2\)\. .*Remove repeated rows \(2 of 4\)",
+        ),
+        (
+            "question,A,B,answer\nq,x,y,A\nq,x,y,A\nq,x,y,B\n",
+            r"row 3 \(line 4\) asks the same as row 1 \(line 2\), with another answer",
+        ),
     ],
 )
 def test_refused(tmp_path, text, message) -> None:
