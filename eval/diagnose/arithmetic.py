@@ -412,6 +412,7 @@ def _factors(suspect: Suspect) -> str:
     for axis, what in ((0, "input channel"), (1, "output channel")):
         energy = (actual**2).sum(axis, keepdims=True)
         factor = (actual * right).sum(axis, keepdims=True) / np.where(energy > 0, energy, 1)
-        if _holds(suspect, (actual * factor).astype(np.float32)):
-            return f"each {what} has a wrong factor, between {1 / factor.max():.3g} and {1 / factor.min():.3g}"
+        sizes = 1 / factor[factor != 0]  # a channel of zeros has none
+        if sizes.size and _holds(suspect, (actual * factor).astype(np.float32)):
+            return f"each {what} has a wrong factor, between {sizes.min():.3g} and {sizes.max():.3g}"
     return ""

@@ -41,6 +41,18 @@ def test_five_percent_are_suspicious_in_every_format(kind, factor):
     assert ("too large" if factor > 1 else "too small") in said
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("axis", "what"), [(0, "input"), (1, "output")])
+def test_a_channel_of_zeros_has_no_factor(axis, what):
+    """The factors of the other channels are named."""
+    source = weight()
+    source.swapaxes(0, axis)[:, 3] = 0
+    factors = np.linspace(0.5, 4, source.shape[1 - axis], dtype=np.float32)
+    found = source * np.expand_dims(factors, axis)
+    said = explain(Suspect(source, found, source), [])
+    assert said == f"each {what} channel has a wrong factor, between 0.5 and 4"
+
+
 def test_a_value_that_is_not_finite_is_suspicious():
     found = weight()
     found[3, 4] = np.nan
