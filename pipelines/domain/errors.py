@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 def is_interruption(error: BaseException) -> bool:
     """Return whether this is a Ctrl-C, or what pydantic or Python's rmtree make of one that arrives in them."""
     removing = isinstance(error, OSError) and error.errno == errno.EBADF  # rmtree closes a folder twice
+    by_pydantic = type(error).__name__ in ("PydanticSerializationError", "SchemaError")
+    if by_pydantic and str(error).endswith("KeyboardInterrupt: "):
+        return True  # where a model is in a model, and while a class is made, the cause is lost
     return KeyboardInterrupt in map(type, (error, error.__cause__, error.__context__ if removing else None))
 
 

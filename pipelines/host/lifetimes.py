@@ -60,15 +60,23 @@ def exit_code(process: subprocess.Popen[bytes], timeout_s: float = 0.0) -> int |
 
 @contextmanager
 def _signals_deferred() -> Iterator[None]:
-    """Deliver SIGINT, SIGTERM and SIGHUP only after the block; other threads than the main one never get them."""
+    """Deliver SIGINT, SIGTERM and SIGHUP only after the block; other threads than the main one never get them.
+
+    Ignored ones stay ignored, so that a child started in the block ignores them too (nohup).
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     arrived: list[int] = []
-    with signal_handlers((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), lambda number, _: arrived.append(number)):
+    heeded = [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+    with signal_handlers(heeded, lambda number, _: arrived.append(number)):
         yield
     for late in arrived:
         signal.raise_signal(late)
+
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a command."""
 
 
 @contextmanager

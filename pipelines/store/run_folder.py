@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from pipelines.domain.errors import UserError, masked
+from pipelines.domain.errors import UserError, is_interruption, masked
 from pipelines.host.disk import relative_to_cwd
 from pipelines.host.files import disk_faults
 from pipelines.host.screen import complain, say
@@ -36,10 +36,10 @@ def run_folder(name: str, runs: Path, config: str, overrides: Sequence[str]) -> 
     root.setLevel(logging.INFO)
     try:
         yield folder
-    except (UserError, KeyboardInterrupt) as stop:
-        root.error("stopped: %s", str(stop) or type(stop).__name__)
-        raise
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, UserError) or is_interruption(error):
+            root.error("stopped: %s", str(error) or type(error).__name__)
+            raise
         root.error("crashed:\n%s", traceback.format_exc())
         say(f"log: {relative_to_cwd(folder / 'run.log')}")
         raise

@@ -9,8 +9,10 @@ import sys
 
 import pytest
 from pydantic import BaseModel, field_serializer
+from pydantic_core import SchemaError
 
 from pipelines.cli.main import main
+from pipelines.settings.base import Group
 
 
 class Settings(BaseModel):
@@ -28,6 +30,47 @@ class Settings(BaseModel):
 def test_while_pydantic_writes_settings_out(monkeypatch, capsys):
     monkeypatch.setattr("pipelines.run.config_command.config", lambda _: Settings().model_dump())
     assert main(["config"]) == 130
+    assert "Interrupted. Finished stages are kept" in capsys.readouterr().err
+
+
+class InnerGroup(Group):
+    """Ctrl-C comes while this is written out as a part of another group, where pydantic keeps no cause."""
+
+    value: str = ""
+
+    @field_serializer("value")
+    def comes(self, _value: str) -> str:
+        raise KeyboardInterrupt
+
+
+class OuterGroup(Group):
+    """As `Settings` have their groups."""
+
+    inner: InnerGroup = InnerGroup()
+
+
+@pytest.mark.parametrize("write", [OuterGroup().model_dump, OuterGroup().model_dump_json], ids=["python", "json"])
+def test_while_pydantic_writes_out_a_group_in_a_group(monkeypatch, capsys, write):
+    monkeypatch.setattr("pipelines.run.config_command.config", lambda _: write())
+    assert main(["config"]) == 130
+    assert "Interrupted. Finished stages are kept" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("cause", "code"), [("KeyboardInterrupt: ", 130), ("TypeError: KeyboardInterrupt: none", None)]
+)
+def test_while_pydantic_makes_a_class(monkeypatch, capsys, cause, code):
+    """An import that Ctrl-C ends; pydantic-core keeps the text of the cause alone."""
+
+    def config(_words):
+        raise SchemaError(f'Error building "model" validator:\n  SchemaError: Field "inner":\n  {cause}')
+
+    monkeypatch.setattr("pipelines.run.config_command.config", config)
+    if code is None:
+        with pytest.raises(SchemaError):
+            main(["config"])
+        return
+    assert main(["config"]) == code
     assert "Interrupted. Finished stages are kept" in capsys.readouterr().err
 
 

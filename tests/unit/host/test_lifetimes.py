@@ -51,6 +51,17 @@ def test_an_interrupt_while_popen_holds_its_lock_still_stops_it():
     assert process.wait(0.1) == -signal.SIGTERM
 
 
+def test_a_child_ignores_the_hangup_that_its_parent_ignores():
+    """Failed before: under nohup, a closed terminal ended the cells of a sweep."""
+    program = "import signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)"
+    usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with child_process([sys.executable, "-c", program], grace_s=30, stdout=subprocess.PIPE) as process:
+            assert process.communicate(timeout=30)[0] == b"True\n"
+    finally:
+        signal.signal(signal.SIGHUP, usual)
+
+
 def test_a_program_that_does_not_exist_is_only_an_error():
     with pytest.raises(FileNotFoundError), child_process(["/no/such/program"], grace_s=1):
         pass
